@@ -1,0 +1,18 @@
+// One function per subcommand of `linkcpp`. Each adds its options to the app and sets a callback that returns the exit
+// status through `status`: 0 done, 1 failed, 2 wrong usage. A new subcommand is one file, one line here, one in main.cc.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "base/result.h"
+
+namespace linkcpp {
+
+struct CommandContext {
+  int status = 0;
+};
+
+// Prints "linkcpp: <text>" on standard error (a JSON object on standard output when `json`) and sets the status to 1.
+void ReportFault(CommandContext& context, const Fault& fault, bool json = false);
+
+}  // namespace linkcpp
