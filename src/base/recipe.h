@@ -26,7 +26,7 @@ enum class StepOp : std::uint8_t {  // on the wire: do not renumber
   kProject = 1,  // projection's weight times value a
   kBias = 2,     // value a + the expert's bias of projection
   kScale = 3,    // value a × the expert's scale (one number) of projection
-  kGlu = 4,      // glu(a, b), function in fn; b == a: both halves of one row (gate first, up second; swapped: up first)
+  kGlu = 4,      // glu(a, b), function in fn; b == a: both halves of one row (activated half first; swapped: second)
   kUnary = 5,    // unary(a), function in fn
   kSquare = 6,   // a × a
   kClamp = 7,    // a limited to [p0, p1]
@@ -54,8 +54,8 @@ struct Step {
   bool swapped = false;                       // kGlu
   std::uint8_t a = 0;                         // value number
   std::uint8_t b = 0;                         // value number: kGlu, kMul, kAdd
-  float p0 = 0;                               // kClamp min, kFactor scale, kGlu alpha (SWIGLU_OAI) or limit (SWIGLU_CLAMP)
-  float p1 = 0;                               // kClamp max, kFactor offset, kGlu limit (SWIGLU_OAI)
+  float p0 = 0;                               // kClamp min, kFactor scale, kGlu alpha (SWIGLU_OAI)
+  float p1 = 0;                               // kClamp max, kFactor offset, kGlu limit (SWIGLU_OAI, SWIGLU_CLAMP)
   friend bool operator==(const Step&, const Step&) = default;
 };
 
