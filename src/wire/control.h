@@ -33,6 +33,7 @@ struct JoinRequest {
   std::string model;          // wanted model by name or id; "": the coordinator's only one
   std::string layers;         // chosen by hand, ranges notation; "": let the coordinator choose
   std::string experts;
+  std::vector<LayerHoldings> ready;  // what it has loaded or cached from before: a node that joins again keeps it
 };
 struct JoinReply {
   std::string node_id;
@@ -139,6 +140,7 @@ struct NodeStatus {
   double seconds_since_seen = 0;
   bool admitted = true;
   std::string refusal;
+  std::vector<LayerHoldings> ready;
 };
 struct BackboneStatus {
   std::string backbone_id, program, data_address;

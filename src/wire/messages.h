@@ -89,6 +89,8 @@ inline constexpr std::uint32_t kMaxPairs = 1u << 16;
 inline constexpr std::uint32_t kMaxRows = 1u << 16;
 inline constexpr std::uint32_t kMaxRowLen = 1u << 18;
 
+inline constexpr std::uint32_t kQ8BlockValues = 32;
+
 // Bytes of one row. q8_0: blocks of 32 values, f16 scale then 32 int8 (34 bytes); row_len must be a multiple of 32.
 std::size_t RowBytes(RowType type, std::uint32_t row_len);
 // rows: [n, row_len] f32. out: n * RowBytes. Rounding: nearest even for f16 and bf16; q8_0 as ggml's reference quantiser.

@@ -23,8 +23,10 @@ struct TicketKeys {
 };
 TicketKeys MakeTicketKeys();
 
-std::string SignTicket(const Ticket& ticket, std::string_view secret_key);  // base64
+// base64. "": secret_key is not one, or an id is longer than 255 bytes (our own bug: ids are ours).
+std::string SignTicket(const Ticket& ticket, std::string_view secret_key);
 // kMalformed: not a ticket. kRefused: signature wrong, or expired at now_unix_s (60 s of clock skew are allowed).
+// kLocal: public_key is not one.
 Result<Ticket> OpenTicket(std::string_view text, std::string_view public_key, std::int64_t now_unix_s);
 
 }  // namespace linkcpp

@@ -1,0 +1,76 @@
+// All of glaze's templates are compiled here and nowhere else.
+#include "wire/control.h"
+
+#if defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wconversion"
+#endif
+#include <glaze/json.hpp>
+#if defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
+
+namespace linkcpp {
+namespace {
+
+constexpr glz::opts kRead{.null_terminated = false, .error_on_unknown_keys = false};
+
+struct ErrorBody {
+  std::string_view code;
+  std::string_view message;
+};
+struct ErrorReply {
+  ErrorBody error;
+};
+
+}  // namespace
+
+template <class T>
+std::string ToJson(const T& value) {
+  std::string text;
+  if (glz::write<glz::opts{}>(value, text)) return "{}";  // only types that cannot be written fail, and none is here
+  return text;
+}
+
+template <class T>
+Result<T> FromJson(std::string_view text) {
+  T value{};
+  if (const auto error = glz::read<kRead>(value, text)) {
+    return Fail(FaultCode::kMalformed, "JSON does not decode: {}", glz::format_error(error, text));
+  }
+  return value;
+}
+
+std::string ErrorJson(FaultCode code, std::string_view message) {
+  return ToJson(ErrorReply{{FaultCodeName(code), message}});
+}
+
+#define LINKCPP_JSON(T)                  \
+  template std::string ToJson(const T&); \
+  template Result<T> FromJson<T>(std::string_view)
+
+LINKCPP_JSON(LayerHoldings);
+LINKCPP_JSON(JoinRequest);
+LINKCPP_JSON(JoinReply);
+LINKCPP_JSON(BackboneRef);
+LINKCPP_JSON(NodeOrders);
+LINKCPP_JSON(NodeReport);
+LINKCPP_JSON(SlabProbe);
+LINKCPP_JSON(AttachRequest);
+LINKCPP_JSON(AttachReply);
+LINKCPP_JSON(LinkReport);
+LINKCPP_JSON(LayerHeat);
+LINKCPP_JSON(BackboneReport);
+LINKCPP_JSON(LayerCoverage);
+LINKCPP_JSON(NodeStatus);
+LINKCPP_JSON(BackboneStatus);
+LINKCPP_JSON(StatusReply);
+LINKCPP_JSON(ModelSummary);
+LINKCPP_JSON(ModelList);
+LINKCPP_JSON(TensorDetail);
+LINKCPP_JSON(LayerDetail);
+LINKCPP_JSON(ModelDetail);
+
+#undef LINKCPP_JSON
+
+}  // namespace linkcpp
