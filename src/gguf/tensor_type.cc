@@ -10,7 +10,8 @@ namespace {
 
 std::string Upper(std::string_view text) {
   std::string upper(text);
-  std::ranges::transform(upper, upper.begin(), [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c; });
+  std::ranges::transform(upper, upper.begin(),
+                         [](char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c; });
   return upper;
 }
 
@@ -27,6 +28,14 @@ std::optional<std::uint32_t> TensorTypeNumber(std::string_view name) {
     if (ggml_blck_size(static_cast<ggml_type>(type)) != 0 && TensorTypeName(type) == wanted) return type;
   }
   return std::nullopt;
+}
+
+std::optional<TensorBlock> TensorTypeBlock(std::uint32_t type) {
+  if (type >= GGML_TYPE_COUNT) return std::nullopt;
+  const auto n_elements = ggml_blck_size(static_cast<ggml_type>(type));
+  const std::size_t size_bytes = ggml_type_size(static_cast<ggml_type>(type));
+  if (n_elements <= 0 || size_bytes == 0) return std::nullopt;  // numbers of types that were given up
+  return TensorBlock{static_cast<std::uint64_t>(n_elements), size_bytes};
 }
 
 }  // namespace linkcpp
