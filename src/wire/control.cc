@@ -13,7 +13,17 @@
 namespace linkcpp {
 namespace {
 
-constexpr glz::opts kRead{.null_terminated = false, .error_on_unknown_keys = false};
+// A peer's text ends where it ends, everything in it must be JSON, and null is the same as nothing said.
+struct ReadOptions : glz::opts {
+  bool validate_skipped = true;
+  bool validate_trailing_whitespace = true;
+  bool skip_null_members_on_read = true;
+};
+constexpr ReadOptions kRead{{.null_terminated = false, .error_on_unknown_keys = false}};
+
+struct WriteOptions : glz::opts {
+  bool escape_control_characters = true;
+};
 
 struct ErrorBody {
   std::string_view code;
@@ -28,7 +38,7 @@ struct ErrorReply {
 template <class T>
 std::string ToJson(const T& value) {
   std::string text;
-  if (glz::write<glz::opts{}>(value, text)) return "{}";  // only types that cannot be written fail, and none is here
+  if (glz::write<WriteOptions{}>(value, text)) return "{}";  // only types that cannot be written fail, and none is here
   return text;
 }
 
