@@ -29,7 +29,9 @@ bool Eat(std::string_view& text, std::string_view prefix) {
   return true;
 }
 
-// The dimension that counts experts: 2 for weights, 1 for biases, 0 for scales. All beyond it must be 1.
+}  // namespace
+
+// The dimension that counts experts: 2 for weights, 1 for biases, 0 for scales. All beyond it are 1.
 std::size_t ExpertDimension(SlabKind kind) {
   switch (kind) {
     case SlabKind::kWeight: return 2;
@@ -39,8 +41,6 @@ std::size_t ExpertDimension(SlabKind kind) {
   }
   return 0;
 }
-
-}  // namespace
 
 std::optional<ExpertTensorName> ParseExpertTensorName(std::string_view name) {
   if (!Eat(name, "blk.")) return std::nullopt;

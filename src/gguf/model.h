@@ -132,7 +132,8 @@ struct ExpertTensorName {
   SlabKind kind = SlabKind::kWeight;
 };
 std::optional<ExpertTensorName> ParseExpertTensorName(std::string_view name);
-const char* SlabKindName(SlabKind kind);  // "weight", "bias", "scale", "input_scale"
+const char* SlabKindName(SlabKind kind);     // "weight", "bias", "scale", "input_scale"
+std::size_t ExpertDimension(SlabKind kind);  // index in ne that counts experts: weights 2, biases 1, scales 0
 
 // The MoE layers in a tensor directory. kMalformed: tensors of one layer that disagree on the number of experts, have
 // the wrong number of dimensions, or biases and scales without weights.
