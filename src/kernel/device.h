@@ -1,7 +1,7 @@
 // A device that computes experts: one ggml backend with its threads, and the buffer type the host would have chosen.
 //
-// Opening loads ggml's backends (once per process). The kernel class names everything that can change the last bits of
-// a result: backend, CPU variant, ggml version, and per tensor type the buffer type.
+// Opening loads ggml's backends, once per process; inside a host that has loaded them already it uses those and loads
+// nothing. The kernel class names everything that can change the last bits of a result.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,13 @@ namespace linkcpp {
 struct DeviceOptions {
   std::string name;    // "" or "auto": the best there is (a GPU before the CPU); "cpu"; or a ggml device name, any case
   int n_threads = 0;   // CPU devices; 0: one per core
-  std::string backend_path;  // load this ggml backend library instead of all (a CPU variant by path); "": all
+  std::string backend_path;  // load this ggml backend library and use its device (a CPU variant by path); "": all
+  // ggml's CPU backend is built with OpenMP, whose threads spin after each parallel region: for milliseconds by default,
+  // which starves everyone else on a machine with few cores, while no spin at all costs a wake-up per graph node. A short
+  // bounded spin is best where cores are shared (figures in docs/numerics.md, measured with bench/kernel_bench).
+  // Set as GOMP_SPINCOUNT before the runtime is loaded; the environment's own GOMP_SPINCOUNT or OMP_WAIT_POLICY wins; a
+  // process that has loaded the runtime already is left as it is. Negative: leave the runtime's default.
+  int spin_count = 10000;
 };
 
 struct DeviceInfo {
@@ -30,15 +36,21 @@ struct DeviceInfo {
 
 class Device {
  public:
-  // kLocal: no such device; the text lists those there are.
+  // Call before the process has other threads: loading changes the environment for a moment. `log` must outlive the
+  // device; it gets ggml's own messages when it was us who loaded the backends.
+  // kLocal: no such device (the text lists those there are), or its backend does not start.
   static Result<std::unique_ptr<Device>> Open(const DeviceOptions& options, LogSink& log);
-  static std::vector<DeviceInfo> List();
+  static std::vector<DeviceInfo> List();  // loads the backends too; never our own plug-in's device
   virtual ~Device() = default;
 
   virtual const DeviceInfo& info() const = 0;
   virtual int n_threads() const = 0;
-  // "ggml-0.27.0/CPU/sapphirerapids": same text, same bits (with the same tensor types).
+  // "ggml-0.27.0/CPU/sapphirerapids/1f0c9a77/glibc-2.42+fma": same text, same bits (with the same tensor types). The
+  // number stands for ggml's feature list; the C library is there because activations call its expf and tanhf. On a GPU
+  // it is the device's and driver's description as far as they tell; there the bits may also depend on the batch.
   virtual const std::string& kernel_class() const = 0;
+  // True on CPUs: a row's bits do not depend on what else is in the dispatch. GPUs choose other kernels for other sizes.
+  virtual bool batch_invariant() const = 0;
 };
 
 }  // namespace linkcpp

@@ -61,7 +61,8 @@ class ExpertStack {
   virtual std::uint64_t device_bytes() const = 0;
 
   // Copies an expert into a slot (repacked if that is how the host would hold it). No second copy of the stack is made.
-  // kRefused: a slab's size does not fit the shape.
+  // After a fault the slot holds nothing.
+  // kRefused: no such slot, or a slab's size does not fit the shape.
   virtual Result<void> Load(std::uint32_t slot, const ExpertSlabs& slabs) = 0;
 
   // Row lengths in and out for a recipe. kRefused: the recipe asks for a tensor the shape does not have, lengths do
@@ -73,7 +74,10 @@ class ExpertStack {
   virtual Result<Lengths> Check(const Recipe& recipe) = 0;
 
   // x: [n_rows, n_in] f32, y: [pairs.size(), n_out] f32, row-major, caller-owned, must not overlap. y[i] answers pairs[i].
-  // Bits depend only on (expert bytes, row, recipe, kernel class), not on the batch. One thread at a time per Device.
+  // Bits depend only on (expert bytes, row, recipe, kernel class), not on the batch (if Device::batch_invariant).
+  // NaN and infinities pass through as arithmetic has them. One thread at a time per Device.
+  // kRefused: as Check; a row or slot out of range, a slot that holds nothing, sizes of x or y that do not fit.
+  // kLocal: no memory, or the device failed.
   virtual Result<void> Run(const Recipe& recipe, std::span<const float> x, std::uint32_t n_rows,
                            std::span<const SlotPair> pairs, std::span<float> y) = 0;
 };

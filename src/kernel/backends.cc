@@ -1,0 +1,167 @@
+#include "kernel/backends.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <optional>
+
+namespace linkcpp {
+namespace {
+
+std::mutex loading_mutex;  // guards the registry while we load, and the two below
+bool we_loaded = false;
+std::map<std::string, ggml_backend_reg_t, std::less<>> loaded_paths;
+
+std::mutex log_mutex;  // guards log_sink
+LogSink* log_sink = nullptr;
+
+void OnGgmlLog(ggml_log_level level, const char* text, void*) {
+  std::string_view line(text);
+  while (!line.empty() && line.back() == '\n') line.remove_suffix(1);
+  if (line.empty()) return;
+  const std::lock_guard lock(log_mutex);
+  if (log_sink == nullptr) return;
+  switch (level) {
+    case GGML_LOG_LEVEL_ERROR: log_sink->Write(LogLevel::kError, line); break;
+    case GGML_LOG_LEVEL_WARN: log_sink->Write(LogLevel::kWarning, line); break;
+    default: log_sink->Write(LogLevel::kDebug, line); break;
+  }
+}
+
+bool HasCpu() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr; }
+
+bool IsOurPlugin(ggml_backend_dev_t device) {
+  const auto named = [](const char* name) {
+    std::string lower(name == nullptr ? "" : name);
+    std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return lower.starts_with("linkcpp");
+  };
+  return named(ggml_backend_dev_name(device)) || named(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)));
+}
+
+// An environment variable as it will be found again.
+class HiddenVariable {
+ public:
+  explicit HiddenVariable(const char* name) : name_(name) {
+    if (const char* value = std::getenv(name)) value_ = value;
+    unsetenv(name);
+  }
+  ~HiddenVariable() {
+    if (value_) setenv(name_, value_->c_str(), 1);
+  }
+  HiddenVariable(const HiddenVariable&) = delete;
+  HiddenVariable& operator=(const HiddenVariable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> value_;
+};
+
+// libgomp reads its environment when it is loaded, which is when the CPU backend is.
+void LimitSpin(int spin_count, LogSink& log) {
+  if (spin_count < 0 || std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  if (void* runtime = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD)) {
+    dlclose(runtime);
+    return;
+  }
+  setenv("GOMP_SPINCOUNT", std::to_string(spin_count).c_str(), 1);
+  log.Debug("OpenMP threads will spin {} times before they sleep", spin_count);
+}
+
+
+std::uint64_t AvailableMemory() {
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  std::uint64_t kibibytes = 0;
+  std::string unit;
+  while (file >> key >> kibibytes) {
+    std::getline(file, unit);
+    if (key == "MemAvailable:") return kibibytes * 1024;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void ForwardGgmlLog(LogSink& log) {
+  const std::lock_guard lock(log_mutex);
+  if (we_loaded) log_sink = &log;
+}
+
+void StopGgmlLog(LogSink& log) {
+  const std::lock_guard lock(log_mutex);
+  if (log_sink == &log) log_sink = nullptr;
+}
+
+namespace {
+
+void PrepareToLoad(const DeviceOptions& options, LogSink& log) {
+  LimitSpin(options.spin_count, log);
+  if (!we_loaded) ggml_log_set(OnGgmlLog, nullptr);
+  we_loaded = true;
+  ForwardGgmlLog(log);
+}
+
+}  // namespace
+
+Result<void> EnsureBackends(const DeviceOptions& options, LogSink& log) {
+  const std::lock_guard lock(loading_mutex);
+  if (HasCpu()) return {};
+  PrepareToLoad(options, log);
+  {
+    const HiddenVariable plugin("GGML_BACKEND_PATH");
+    ggml_backend_load_all();
+  }
+  StopGgmlLog(log);
+  if (HasCpu()) return {};
+  return Fail(FaultCode::kLocal, "ggml found no CPU backend: install ggml's backend libraries (package libggml0-backend-cpu), "
+                                 "or name one with a backend path");
+}
+
+Result<ggml_backend_reg_t> LoadBackend(const DeviceOptions& options, LogSink& log) {
+  const std::lock_guard lock(loading_mutex);
+  if (const auto known = loaded_paths.find(options.backend_path); known != loaded_paths.end()) return known->second;
+  if (!HasCpu()) PrepareToLoad(options, log);
+  ggml_backend_reg_t registration = ggml_backend_load(options.backend_path.c_str());
+  StopGgmlLog(log);
+  if (registration == nullptr) {
+    return Fail(FaultCode::kLocal, "{} is not a ggml backend that runs on this machine (wrong file, another ggml version, or "
+                                   "instructions this CPU lacks)", options.backend_path);
+  }
+  loaded_paths.emplace(options.backend_path, registration);
+  return registration;
+}
+
+std::vector<ggml_backend_dev_t> UsableDevices() {
+  std::vector<ggml_backend_dev_t> devices;
+  for (std::size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+    ggml_backend_dev_t device = ggml_backend_dev_get(i);
+    const auto type = ggml_backend_dev_type(device);
+    const bool computes = type == GGML_BACKEND_DEVICE_TYPE_CPU || type == GGML_BACKEND_DEVICE_TYPE_GPU ||
+                          type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+    if (computes && !IsOurPlugin(device)) devices.push_back(device);
+  }
+  return devices;
+}
+
+DeviceInfo Describe(ggml_backend_dev_t device) {
+  DeviceInfo info;
+  info.name = ggml_backend_dev_name(device);
+  info.description = ggml_backend_dev_description(device);
+  std::size_t free = 0;
+  std::size_t total = 0;
+  ggml_backend_dev_memory(device, &free, &total);
+  info.is_gpu = ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
+  // ggml reports the whole machine as free on a CPU.
+  const std::uint64_t available = info.is_gpu ? 0 : AvailableMemory();
+  info.free_bytes = available != 0 ? available : free;
+  info.total_bytes = total;
+  return info;
+}
+
+}  // namespace linkcpp
