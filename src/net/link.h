@@ -1,7 +1,7 @@
 // A Link carries whole frames between two peers, in order, until it closes. TCP (with or without TLS), NATS or memory:
 // everything above is the same.
 //
-// Frames are opaque here (wire/frame.h defines their outer layout). Each link has one reader thread of its transport
+// Frames are opaque here (wire/messages.h defines their outer layout). Each link has one reader thread of its transport
 // that calls the handlers; Send may be called from any thread.
 #pragma once
 
@@ -41,18 +41,21 @@ class Link {
   struct Handlers {
     // Called on the transport's thread; the view is valid for the call. A Fault closes the link with that reason.
     std::function<Result<void>(const FrameView&)> on_frame;
-    // Called exactly once, last, on the transport's thread; `why` is the reason the link is gone.
+    // Called exactly once, last, on the transport's thread, unless the link is destroyed first; `why` is the reason.
     std::function<void(const Fault& why)> on_close;
   };
 
-  virtual ~Link() = default;  // closes; no handler runs after the destructor returns
+  // Closes (what is queued is still sent, in the background) and tells nobody: on_close is for losses that the owner did
+  // not bring about. No handler runs after the destructor returns: it waits for one that is running, so hold no lock
+  // that a handler takes. From inside a handler of this link it does not wait.
+  virtual ~Link() = default;
 
   // Begins reading. Call once.
   virtual void Start(Handlers handlers) = 0;
 
   // Queues one frame; header and payload are copied or written before it returns. The payload may come in pieces, which
   // are concatenated (rows gathered from places apart). kGone: closed. kBusy: more than the send buffer's cap is
-  // waiting for a slow peer. Never blocks on the network.
+  // waiting for a slow peer (a frame alone may be larger). kLocal: no memory. Never blocks on the network.
   virtual Result<void> Send(std::span<const std::byte> header, std::span<const std::span<const std::byte>> payload) = 0;
 
   // Closes after what is queued has been written, or at once. on_close follows. Any thread, any number of times.

@@ -20,7 +20,8 @@ struct Certificate {
   std::string fingerprint;
 };
 Result<Certificate> MakeCertificate(const std::string& common_name);
-Result<Certificate> LoadOrMakeCertificate(const std::string& folder, const std::string& common_name);  // key file mode 0600
+// Kept in folder/tls.pem (mode 0600), key and certificate together; made on the first call. Never replaces one.
+Result<Certificate> LoadOrMakeCertificate(const std::string& folder, const std::string& common_name);
 
 struct HostPort {
   std::string host;

@@ -26,8 +26,8 @@ struct WriteOptions : glz::opts {
 };
 
 struct ErrorBody {
-  std::string_view code;
-  std::string_view message;
+  std::string code;
+  std::string message;
 };
 struct ErrorReply {
   ErrorBody error;
@@ -52,7 +52,12 @@ Result<T> FromJson(std::string_view text) {
 }
 
 std::string ErrorJson(FaultCode code, std::string_view message) {
-  return ToJson(ErrorReply{{FaultCodeName(code), message}});
+  return ToJson(ErrorReply{{std::string(FaultCodeName(code)), std::string(message)}});
+}
+
+std::string ErrorMessage(std::string_view json) {
+  const auto reply = FromJson<ErrorReply>(json);
+  return reply ? reply->error.message : std::string();
 }
 
 #define LINKCPP_JSON(T)                  \

@@ -192,6 +192,8 @@ std::string ToJson(const T& value);
 template <class T>
 Result<T> FromJson(std::string_view text);
 
+// {"error": {"code": …, "message": …}} and back. "": not of that form.
 std::string ErrorJson(FaultCode code, std::string_view message);
+std::string ErrorMessage(std::string_view json);
 
 }  // namespace linkcpp

@@ -60,6 +60,11 @@ TEST(Control, TheFieldNamesAreThoseOfTheHeader) {
   EXPECT_EQ(ErrorJson(FaultCode::kBusy, "say \"later\""), R"({"error":{"code":"busy","message":"say \"later\""}})");
 }
 
+TEST(Control, ErrorsSayTheirMessage) {
+  EXPECT_EQ(ErrorMessage(ErrorJson(FaultCode::kRefused, "no such token")), "no such token");
+  EXPECT_EQ(ErrorMessage("<html>502</html>"), "");
+}
+
 TEST(Control, WhatIsNotThatFormIsAFaultWithItsPlace) {
   for (const char* text : {"", "nonsense", "[]", "{", "{\"layer\": \"three\"}", "{\"layer\": 70000}", "{\"layer\": -1}",
                            "{\"layer\": 1.5}", "{\"layer\": 1} trailing", "{\"experts\": \"open"}) {
