@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,6 +20,7 @@
 #include "base/result.h"
 #include "net/link.h"
 #include "wire/control.h"
+#include "wire/messages.h"
 
 namespace linkcpp {
 
@@ -40,27 +42,43 @@ struct SwarmOptions {
   bool allow_local = true;                          // LINKCPP_LOCAL
   std::chrono::milliseconds deadline{10'000};       // a worker that has not answered by then is cut off
   std::chrono::milliseconds hedge_after{0};         // 0: adaptive; ask another holder too when an answer is this late
+  std::chrono::milliseconds local_after{1'000};     // so late and nobody else to ask: compute it here too, if allowed
   std::uint32_t max_pairs_per_frame = 4096;         // bigger layers are sent as several frames
+  RowType row_type = RowType::kF32;                 // what rows travel as; anything but f32 gives up bit-identity.
+  RowType reply_type = RowType::kF32;               // q8_0 falls back to f32 where the row length does not divide
+  std::chrono::microseconds spin{20};               // how long a waiting Compute spins before it blocks (docs/swarm.md)
+  // For tests on a fake clock, one thread: called instead of blocking, again and again; delivers frames, moves the clock.
+  std::function<void(TimePoint until)> pump;
 };
+
+// The largest payload either side may send on a data link; frames are split to stay below it.
+inline constexpr std::uint32_t kMaxDataPayloadBytes = 1u << 26;
 
 class Swarm {
  public:
   // `local` may be nullptr (then allow_local has no effect). Everything borrowed must outlive the swarm.
   static std::unique_ptr<Swarm> Create(const SwarmOptions& options, LocalExperts* local, const Clock& clock, LogSink& log);
-  virtual ~Swarm() = default;
+  virtual ~Swarm() = default;  // closes all links; not from a link's handler
 
-  // A link that has passed the handshake (data_port.h): the swarm starts it and owns it. Any thread.
+  // A link that has passed the handshake (data_port.h): the swarm starts it and owns it. An older link of the same node
+  // is closed. Any thread, a link's handler included.
   virtual void AddWorker(std::string node_id, std::string kernel_class, std::unique_ptr<Link> link) = 0;
 
-  // x: [n_rows, n_in] f32; y: [pairs.size(), n_out] f32, y[i] answers pairs[i]; caller-owned, must not overlap. Blocks.
-  // One call at a time. kGone or kBusy: a pair has no holder and local is not allowed (the text names layer and expert).
+  // x: [n_rows, n_in] f32; y: [pairs.size(), n_out] f32, y[i] answers pairs[i]; caller-owned, must not overlap. Blocks,
+  // for twice the deadline and the local computing at most. On a fault y is partly written. One call at a time.
+  // kGone or kBusy: a pair has no holder and local is not allowed (the text names layer and expert). Else the local
+  // experts' fault.
   virtual Result<void> Compute(LayerId layer, const Recipe& recipe, std::span<const float> x, std::uint32_t n_in,
                                std::span<const Pair> pairs, std::span<float> y, std::uint32_t n_out) = 0;
 
-  // Slices with at least one usable holder, of those asked for; for waiting until a model is covered. Any thread.
+  // Pings idle links, closes dead and overdue ones, frees closed ones. About once a second, from one thread that is not
+  // a link's; the session does it.
+  virtual void Tick() = 0;
+
+  // Slices with at least one usable holder; for waiting until a model is covered. Any thread.
   virtual std::uint64_t CoveredSlices() const = 0;
 
-  virtual BackboneReport Report() const = 0;  // any thread
+  virtual BackboneReport Report() const = 0;  // any thread; one LinkReport per node ever seen
 };
 
 }  // namespace linkcpp

@@ -1,0 +1,35 @@
+// Which worker computes which pairs of a layer: spread so that the slowest answer comes earliest, in few frames.
+//
+// Greedy over groups of pairs of one expert, the groups with the least choice first; each goes to the holder that would
+// finish it earliest, given what it got already. Pure and deterministic: the same figures give the same answer.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "base/ids.h"
+#include "swarm/routing_table.h"
+
+namespace linkcpp {
+
+// Pairs of one expert; who may be asked for them.
+struct PairGroup {
+  ExpertId expert;
+  std::vector<std::uint32_t> pairs;     // the caller's numbers, in its order
+  std::vector<WorkerNumber> candidates; // ascending, not empty
+};
+
+struct Assignment {
+  WorkerNumber worker = 0;
+  std::vector<std::uint32_t> pairs;  // ascending
+};
+
+// `finish_us(worker, n)` is when `worker` would have answered n > 0 pairs, counted from now, work in its queue included.
+// `frame_us` is what one more frame costs us. One entry for every worker that got pairs, ascending.
+std::vector<Assignment> AssignPairs(std::vector<PairGroup> groups,
+                                    const std::function<double(WorkerNumber worker, std::uint32_t n_pairs)>& finish_us,
+                                    double frame_us);
+
+}  // namespace linkcpp
