@@ -30,6 +30,7 @@ int Main(int argc, char** argv) {
   CommandContext context;
   // ---- subcommands: one line each
   AddSynthCommand(app, context);
+  AddOracleCommand(app, context);
 
   try {
     app.parse(argc, argv);

@@ -1,0 +1,49 @@
+// From a model file to the oracle's and the kernel's terms: one expert dequantised or as slabs, the layer's router, its
+// recipe. The meeting point of folders that know nothing of each other.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/recipe.h"
+#include "base/result.h"
+#include "gguf/model.h"
+#include "kernel/expert_stack.h"
+#include "oracle/architecture.h"
+#include "oracle/expert.h"
+#include "oracle/layer.h"
+
+namespace linkcpp {
+
+// Everything a check needs to know about one MoE layer.
+struct LayerPlan {
+  const MoeLayer* layer = nullptr;  // owned by the model
+  ArchitectureRules rules;
+  Recipe recipe;
+  std::uint32_t n_in = 0;   // row length the experts take
+  std::uint32_t n_out = 0;  // row length they give
+};
+
+// kRefused: a dense model, a layer without experts, a type without an oracle, an architecture outside the vocabulary.
+Result<LayerPlan> PlanLayer(const ModelFile& model, std::uint32_t layer);
+
+// kRefused: no such expert, or no oracle for it. kLocal: reading failed.
+Result<OracleExpert> LoadOracleExpert(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert);
+
+// The same expert as bytes, with the shape a kernel wants.
+struct ExpertBytes {
+  ExpertShape shape;
+  std::array<std::array<std::vector<std::byte>, 3>, kProjections> parts;  // weight, bias, scale
+  ExpertSlabs slabs() const;
+};
+Result<ExpertBytes> LoadExpertBytes(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert);
+
+// The model's own router of this layer. kRefused: the model has none under the usual name.
+Result<Router> LoadRouter(const ModelFile& model, const LayerPlan& plan);
+
+// `n` rows: Gaussian from a seed, or token embeddings of the model scaled to unit root mean square (what a norm does).
+enum class RowSource { kGaussian, kEmbeddings };
+Result<std::vector<std::vector<float>>> MakeRows(const ModelFile& model, const LayerPlan& plan, RowSource source,
+                                                 std::uint32_t n, std::uint64_t seed);
+
+}  // namespace linkcpp

@@ -1,0 +1,246 @@
+#include "oracle/bound.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <utility>
+
+#include "oracle/activation.h"
+
+namespace linkcpp {
+namespace {
+
+constexpr double kFloatUnit = 0x1p-24;  // relative rounding of one float32 operation
+
+double Square(double x) {
+  return x * x;
+}
+
+struct Uncertain {
+  double value = 0, worst = 0, variance = 0;
+};
+Uncertain At(const UncertainRow& row, std::size_t i) {
+  return {row.value[i], row.worst[i], row.variance[i]};
+}
+
+// The result of one more float operation, whose rounding is relative `unit` and uniform.
+void Push(UncertainRow& row, Uncertain v, double unit = kFloatUnit) {
+  const double rounding = unit * (std::fabs(v.value) + v.worst);
+  row.value.push_back(v.value);
+  row.worst.push_back(v.worst + rounding);
+  row.variance.push_back(v.variance + Square(unit * v.value) / 3);
+}
+
+// n additions (and a few products) in a row: each partial sum is off by at most `unit` of itself.
+double Gamma(double n, double unit) {
+  return n * unit < 1 ? n * unit / (1 - n * unit) : std::numeric_limits<double>::infinity();
+}
+
+// ---- y = W x
+
+UncertainRow Project(const OracleMatrix& matrix, const UncertainRow& input, const KernelModel& model,
+                     Reference reference) {
+  const RowFormat format = model.rows.value_or(matrix.layout.cpu_rows);
+  const UncertainRow x = reference == Reference::kExact ? RoundRow(format, input) : ReplayRow(format, input);
+  const std::size_t n = matrix.n_in;
+  std::vector<double> size(n);  // the largest that |x| can be
+  for (std::size_t i = 0; i < n; ++i) size[i] = std::fabs(x.value[i]) + x.worst[i];
+
+  // Sums over the runs that share an offset.
+  const std::size_t n_runs = matrix.offset_run == 0 ? 0 : n / matrix.offset_run;
+  std::vector<double> run_sum(n_runs), run_size(n_runs);
+  for (std::size_t i = 0; i < n_runs * matrix.offset_run; ++i) {
+    run_sum[i / matrix.offset_run] += x.value[i];
+    run_size[i / matrix.offset_run] += size[i];
+  }
+  // Q8_1 rows carry each block's sum, for the offsets, as a half.
+  const double sum_unit = format == RowFormat::kQ8_1 && n_runs > 0 ? 0x1p-11 : 0;
+
+  const double terms = static_cast<double>(n) + 16;
+  const double gamma = Gamma(terms, model.sum_rounding);
+  UncertainRow y;
+  for (std::uint32_t j = 0; j < matrix.n_out; ++j) {
+    const std::span<const float> w = matrix.Row(j);
+    double sum = 0, moved = 0, sizes = 0, variance = 0, squares = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      const double weight = w[i], term = weight * x.value[i], weight_size = std::fabs(weight);
+      sum += term;
+      moved += weight_size * x.worst[i];
+      sizes += weight_size * size[i];
+      variance += weight * weight * x.variance[i];
+      squares += term * term;
+    }
+    const double weight_off = model.weight_rounding;
+    double worst = moved + weight_off * sizes;
+    variance += Square(weight_off) / 3 * squares;
+    for (std::size_t r = 0; r < n_runs; ++r) {
+      const double offset = std::fabs(matrix.offsets[j * n_runs + r]), part = offset * run_sum[r];
+      sizes += 2 * offset * run_size[r];
+      squares += 3 * part * part;
+      worst += sum_unit * offset * (run_size[r] + 0x1p-14);
+      variance += Square(sum_unit) / 3 * (part * part + Square(offset * 0x1p-14));
+    }
+    worst += gamma * sizes;
+    // Partial sums as a random walk that ends at the sum: the mean square of the k-th of n is squares k/n + (sum
+    // k/n)^2.
+    variance += Square(model.sum_rounding) / 3 * (squares * terms / 2 + sum * sum * terms / 3);
+    Push(y, {sum, worst, variance});
+  }
+  return y;
+}
+
+// ---- functions of one element
+
+// The slope that matters for small errors: the steeper of two chords, three standard deviations long.
+double Chord(const std::function<double(double)>& f, double x, double sigma) {
+  const double t = std::max(3 * sigma, 1e-6 * (1 + std::fabs(x)));
+  return std::max(std::fabs(f(x + t) - f(x)), std::fabs(f(x - t) - f(x))) / t;
+}
+
+// f(a), where a kernel may round a and the result. `spread(a, e)` bounds |f(a + t) - f(a)|, |t| <= e.
+Uncertain Through(const std::function<double(double)>& f, const std::function<double(double, double)>& spread,
+                  Uncertain a, FunctionRounding rounding) {
+  const double value = f(a.value), in = rounding.in * (std::fabs(a.value) + a.worst);
+  const double moved = spread(a.value, a.worst + in);
+  const double sigma = std::sqrt(a.variance + Square(rounding.in * a.value) / 3);
+  return {value, moved + rounding.out * (std::fabs(value) + moved),
+          Square(Chord(f, a.value, sigma) * sigma) + Square(rounding.out * value) / 3};
+}
+
+Uncertain Product(Uncertain a, Uncertain b) {
+  return {a.value * b.value, std::fabs(a.value) * b.worst + std::fabs(b.value) * a.worst + a.worst * b.worst,
+          Square(a.value) * b.variance + Square(b.value) * a.variance + a.variance * b.variance};
+}
+
+Uncertain Gated(const Step& step, Uncertain a, Uncertain b) {
+  const auto fn = static_cast<GluFn>(step.fn);
+  const auto gate = [&](double v) { return GluGate(fn, v, step.p0, step.p1); };
+  const auto spread = [&](double v, double e) { return GluGateSpread(fn, v, e, step.p1); };
+  const auto up = [&](double v) { return GluUp(fn, v, step.p1); };
+  const auto up_spread = [](double, double e) { return e; };
+  return Product(Through(gate, spread, a, RoundingOf(fn)), Through(up, up_spread, b, {}));
+}
+
+UncertainRow Part(const UncertainRow& row, std::size_t begin, std::size_t length) {
+  const auto cut = [&](const std::vector<double>& v) {
+    return std::vector<double>(v.begin() + static_cast<std::ptrdiff_t>(begin),
+                               v.begin() + static_cast<std::ptrdiff_t>(begin + length));
+  };
+  return {cut(row.value), cut(row.worst), cut(row.variance)};
+}
+
+UncertainRow RunStep(const Step& step, const OracleExpert& expert, const std::vector<UncertainRow>& values,
+                     const KernelModel& model, Reference reference) {
+  const UncertainRow& a = values[step.a];
+  const std::size_t n = a.value.size();
+  UncertainRow out;
+  switch (step.op) {
+    case StepOp::kProject: return Project(*expert.Find(step.projection), a, model, reference);
+    case StepOp::kHalf: return Part(a, step.fn * (n / 2), n / 2);
+    case StepOp::kGlu:
+      if (step.a == step.b) {
+        const std::size_t half = n / 2;
+        for (std::size_t i = 0; i < half; ++i) {
+          const Uncertain first = At(a, i), second = At(a, half + i);
+          Push(out, step.swapped ? Gated(step, second, first) : Gated(step, first, second));
+        }
+        return out;
+      }
+      for (std::size_t i = 0; i < n; ++i) Push(out, Gated(step, At(a, i), At(values[step.b], i)));
+      return out;
+    default: break;
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    const Uncertain v = At(a, i);
+    switch (step.op) {
+      case StepOp::kBias: {
+        const double bias = expert.Find(step.projection)->bias[i];
+        Push(out, {v.value + bias, v.worst, v.variance});
+        break;
+      }
+      case StepOp::kScale: {
+        const double scale = *expert.Find(step.projection)->scale;
+        Push(out, {v.value * scale, v.worst * std::fabs(scale), v.variance * scale * scale});
+        break;
+      }
+      case StepOp::kUnary: {
+        const auto fn = static_cast<UnaryFn>(step.fn);
+        Push(out, Through([&](double t) { return Unary(fn, t); },
+                          [&](double t, double e) { return UnarySpread(fn, t, e); }, v, RoundingOf(fn)));
+        break;
+      }
+      case StepOp::kSquare:
+        Push(out, {v.value * v.value, 2 * std::fabs(v.value) * v.worst + v.worst * v.worst,
+                   4 * Square(v.value) * v.variance + 2 * Square(v.variance)});
+        break;
+      case StepOp::kClamp: {
+        const auto clamp = [&](double t) { return std::min(std::max(t, double{step.p0}), double{step.p1}); };
+        Push(out,
+             Through(clamp,
+                     [&](double t, double e) { return std::max(clamp(t + e) - clamp(t), clamp(t) - clamp(t - e)); }, v,
+                     {}));
+        break;
+      }
+      case StepOp::kMul: Push(out, Product(v, At(values[step.b], i))); break;
+      case StepOp::kAdd: {
+        const Uncertain b = At(values[step.b], i);  // may share errors with a: standard deviations add
+        Push(out, {v.value + b.value, v.worst + b.worst, Square(std::sqrt(v.variance) + std::sqrt(b.variance))});
+        break;
+      }
+      case StepOp::kFactor:
+        Push(out, {v.value * step.p0 + step.p1, v.worst * std::fabs(step.p0), v.variance * Square(step.p0)},
+             2 * kFloatUnit);
+        break;
+      default: break;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+KernelModel KernelModel::Cpu() {
+  return {.name = "cpu", .rows = std::nullopt};
+}
+
+KernelModel KernelModel::Gpu() {
+  return {.name = "gpu", .rows = RowFormat::kQ8_1, .weight_rounding = 0x1p-11, .sum_rounding = 0x1p-24};
+}
+
+double BoundedResult::Likely(std::size_t i) const {
+  return std::min(row.worst[i], kLikelySigmas * std::sqrt(row.variance[i]));
+}
+
+Result<BoundedResult> BoundExpert(const Recipe& recipe, const OracleExpert& expert, std::span<const float> x,
+                                  const KernelModel& model, Reference reference) {
+  RETURN_IF_FAULT(ValueLengths(recipe, expert, x.size()));
+  UncertainRow input{.value = std::vector<double>(x.begin(), x.end()),
+                     .worst = std::vector<double>(x.size()),
+                     .variance = std::vector<double>(x.size())};
+  std::vector<UncertainRow> values{std::move(input)};
+  for (const Step& step : recipe.steps) values.push_back(RunStep(step, expert, values, model, reference));
+  return BoundedResult{std::move(values.back())};
+}
+
+void BoundCheck::Add(const BoundedResult& reference, std::span<const float> result) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  comparison_.Add(std::span<const double>(reference.row.value), result);
+  const auto ratio = [](double error, double bound) {
+    if (!std::isfinite(error)) return kInfinity;
+    return error == 0 ? 0 : error / bound;  // an infinite bound gives 0, a bound of zero infinity
+  };
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    const double error = std::fabs(static_cast<double>(result[i]) - reference.row.value[i]);
+    likely_ratio_ = std::max(likely_ratio_, ratio(error, reference.Likely(i)));
+    worst_ratio_ = std::max(worst_ratio_, ratio(error, reference.row.worst[i]));
+    variance_ += reference.row.variance[i];
+    reference_squares_ += Square(reference.row.value[i]);
+  }
+}
+
+double BoundCheck::PredictedNmse() const {
+  return reference_squares_ > 0 ? variance_ / reference_squares_ : 0;
+}
+
+}  // namespace linkcpp

@@ -1,0 +1,151 @@
+#include "oracle/rows.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "oracle/half.h"
+
+namespace linkcpp {
+namespace {
+
+constexpr double kHalfUnit = 0x1p-11;   // relative rounding of a half, of an element or a block's scale
+constexpr double kHalfLeast = 0x1p-25;  // absolute rounding below 2^-14
+constexpr double kBfloatUnit = 0x1p-9;
+constexpr double kFloatSlack = 0x1p-21;  // float32 arithmetic before an element is rounded to its step
+
+double Square(double x) {
+  return x * x;
+}
+
+// ---- blocks of 32 or 256 elements that share a step of largest / 127
+
+struct BlockFormat {
+  std::size_t elements;
+  bool half_scale;  // the step is stored as a half
+};
+BlockFormat BlocksOf(RowFormat format) {
+  return format == RowFormat::kQ8_K ? BlockFormat{256, false} : BlockFormat{32, true};
+}
+bool IsBlockFormat(RowFormat format) {
+  return format == RowFormat::kQ8_0 || format == RowFormat::kQ8_1 || format == RowFormat::kQ8_K;
+}
+
+struct Largest {
+  double value = 0;  // of |x|
+  double with_error = 0;
+  double worst = 0;     // the largest error in the block
+  double variance = 0;  // of the largest element
+};
+Largest LargestOf(const UncertainRow& row, std::size_t begin, std::size_t end) {
+  Largest largest;
+  for (std::size_t i = begin; i < end; ++i) {
+    if (std::fabs(row.value[i]) >= largest.value) {
+      largest.value = std::fabs(row.value[i]);
+      largest.variance = row.variance[i];
+    }
+    largest.with_error = std::max(largest.with_error, std::fabs(row.value[i]) + row.worst[i]);
+    largest.worst = std::max(largest.worst, row.worst[i]);
+  }
+  return largest;
+}
+
+// x = q d + rounding, |rounding| <= d / 2, uniform: variance d^2 / 12. A half-precision d adds its own relative error.
+void RoundBlock(BlockFormat format, UncertainRow& row, std::size_t begin, std::size_t end) {
+  const Largest largest = LargestOf(row, begin, end);
+  const double step = largest.value / 127, step_worst = largest.with_error / 127;
+  for (std::size_t i = begin; i < end; ++i) {
+    const double size = std::fabs(row.value[i]) + row.worst[i];
+    double worst = step_worst / 2 + size * kFloatSlack;
+    double variance = Square(step) / 12;
+    if (format.half_scale) {
+      worst += (size + step_worst / 2) * kHalfUnit + 127 * kHalfLeast;
+      variance += (Square(row.value[i] * kHalfUnit) + Square(127 * kHalfLeast)) / 3;
+    }
+    row.worst[i] += worst;
+    row.variance[i] += variance;
+  }
+}
+
+// An element at `position` steps, known to within `worst` steps: how many steps off can its rounded value be?
+double StepsOff(double position, double worst) {
+  const double to_tie = std::fabs(std::fabs(position - std::nearbyint(position)) - 0.5);
+  return worst < to_tie ? 0 : 1 + std::floor(worst - to_tie);
+}
+
+void ReplayBlock(BlockFormat format, UncertainRow& row, std::size_t begin, std::size_t end) {
+  const Largest largest = LargestOf(row, begin, end);
+  if (largest.value == 0 && largest.with_error == 0) return;
+  const auto step = static_cast<float>(largest.value / 127);
+  const float stored = format.half_scale ? FromHalf(ToHalf(step)) : step;
+  // The kernel's own step may differ, relatively, by what the largest element may be off.
+  const double off = largest.value > 0 ? largest.worst / largest.value : 1;
+  const double off_sigma = largest.value > 0 ? std::sqrt(largest.variance) / largest.value : 1;
+  const auto stored_off = [&](double relative) {
+    if (!format.half_scale) return relative + 0x1p-23;
+    const double low = FromHalf(ToHalf(static_cast<float>(step * (1 - relative - 0x1p-22))));
+    const double high = FromHalf(ToHalf(static_cast<float>(step * (1 + relative + 0x1p-22))));
+    return stored > 0 ? std::max(high - stored, stored - low) / stored : 1;
+  };
+  const double stored_worst = stored_off(off), stored_likely = stored_off(off_sigma * kLikelySigmas) / kLikelySigmas;
+  for (std::size_t i = begin; i < end; ++i) {
+    const double position = step > 0 ? row.value[i] / static_cast<double>(step) : 0;
+    const double slack = std::fabs(position) * kFloatSlack;
+    const double steps = step > 0 ? static_cast<double>(step) : largest.with_error / 127;
+    const double worst_steps = StepsOff(position, row.worst[i] / steps + std::fabs(position) * off + slack);
+    const double likely_steps = StepsOff(
+        position, kLikelySigmas * (std::sqrt(row.variance[i]) / steps + std::fabs(position) * off_sigma) + slack);
+    row.value[i] = std::nearbyint(position) * stored;
+    row.worst[i] = worst_steps * steps * (1 + off) + std::fabs(row.value[i]) * stored_worst;
+    row.variance[i] = Square(likely_steps * steps) + Square(row.value[i] * stored_likely);
+  }
+}
+
+// ---- element by element
+
+double Ulp(RowFormat format, double value) {
+  const double size = std::max(std::fabs(value), format == RowFormat::kF16 ? 0x1p-14 : 0x1p-126);
+  return std::ldexp(1.0, std::ilogb(size) - (format == RowFormat::kF16 ? 10 : 7));
+}
+
+}  // namespace
+
+UncertainRow RoundRow(RowFormat format, const UncertainRow& row) {
+  UncertainRow out = row;
+  const std::size_t n = row.value.size();
+  if (IsBlockFormat(format)) {
+    const BlockFormat block = BlocksOf(format);
+    for (std::size_t at = 0; at < n; at += block.elements) RoundBlock(block, out, at, std::min(n, at + block.elements));
+    return out;
+  }
+  if (format == RowFormat::kF32) return out;
+  const double unit = format == RowFormat::kF16 ? kHalfUnit : kBfloatUnit;
+  const double least = format == RowFormat::kF16 ? kHalfLeast : 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    out.worst[i] += (std::fabs(row.value[i]) + row.worst[i]) * unit + least;
+    out.variance[i] += (Square(row.value[i] * unit) + Square(least)) / 3;
+  }
+  return out;
+}
+
+UncertainRow ReplayRow(RowFormat format, const UncertainRow& row) {
+  UncertainRow out = row;
+  const std::size_t n = row.value.size();
+  if (IsBlockFormat(format)) {
+    const BlockFormat block = BlocksOf(format);
+    for (std::size_t at = 0; at < n; at += block.elements)
+      ReplayBlock(block, out, at, std::min(n, at + block.elements));
+    return out;
+  }
+  if (format == RowFormat::kF32) return out;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto value = static_cast<float>(row.value[i]);
+    const double ulp = Ulp(format, row.value[i]), position = row.value[i] / ulp;
+    const double slack = std::fabs(position) * 0x1p-23;  // the double here is a float in the kernel
+    out.value[i] = format == RowFormat::kF16 ? FromHalf(ToHalf(value)) : FromBfloat(ToBfloat(value));
+    out.worst[i] = StepsOff(position, row.worst[i] / ulp + slack) * ulp;
+    out.variance[i] = Square(StepsOff(position, kLikelySigmas * std::sqrt(row.variance[i]) / ulp + slack) * ulp);
+  }
+  return out;
+}
+
+}  // namespace linkcpp
