@@ -128,10 +128,26 @@ void TcpConnection::Close(Fault why) {
       self->FinishClose();
       return;
     }
-    self->timer_.expires_after(kFlushTime);
-    self->timer_.async_wait([self](const asio::error_code& error) {
-      if (!error) self->FinishClose();
-    });
+    self->WaitForFlush();
+  });
+}
+
+void TcpConnection::WaitForFlush() {
+  std::size_t left = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    left = queued_bytes_;
+  }
+  timer_.expires_after(kFlushTime);
+  timer_.async_wait([self = shared_from_this(), left](const asio::error_code& error) {
+    if (error) return;
+    bool moves = false;  // a slow peer is waited for, one that takes nothing is not
+    {
+      const std::lock_guard lock(self->mutex_);
+      if (self->state_ != State::kFlushing) return;
+      moves = self->queued_bytes_ < left;
+    }
+    moves ? self->WaitForFlush() : self->FinishClose();
   });
 }
 

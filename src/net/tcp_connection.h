@@ -98,6 +98,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   bool Consume(std::span<const std::byte> bytes);
   bool BeginFrame();
   bool Deliver();
+  void WaitForFlush();
   void FinishClose();  // everything is written, or will not be
   void Drop(Fault why);
   void TellClosed();
