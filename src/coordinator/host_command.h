@@ -1,0 +1,40 @@
+// How llama-server is called so that it becomes our backbone: arguments and environment. Pure.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace linkcpp {
+
+struct HostOptions {
+  std::string binary;  // path of llama-server
+  std::string model;   // path of the model
+  std::string api_host;
+  std::uint16_t api_port = 0;
+  std::string plugin;       // path of libggml-linkcpp.so
+  std::string preload;      // path of liblinkcpp-preload.so; "": none
+  std::string coordinator;  // URL with fingerprint
+  std::string token;
+  std::string data_listen;
+  std::string local;  // "allow" | "deny"
+  int wait_s = -1;    // LINKCPP_WAIT_S: how long the plug-in waits for coverage; below 0: its own default
+  std::vector<std::string> user_arguments;
+};
+
+struct HostCommand {
+  std::vector<std::string> arguments;              // [0] is the program
+  std::map<std::string, std::string> environment;  // set on top of our own
+};
+
+// `environment`: ours, "NAME=value" each.
+HostCommand MakeHostCommand(const HostOptions& options, std::span<const std::string> environment);
+
+// Whether these llama-server arguments (or LLAMA_ARG_N_GPU_LAYERS in the environment) put layers on a GPU. The host
+// asks our device for experts only on layers it keeps on the CPU, so such layers need "-ot exps=LinkCPP".
+bool AsksForGpu(std::span<const std::string> arguments, std::span<const std::string> environment);
+
+}  // namespace linkcpp
