@@ -14,6 +14,8 @@ struct CommandContext {
 
 // Prints "linkcpp: <text>" on standard error (a JSON object on standard output when `json`) and sets the status to 1.
 void ReportFault(CommandContext& context, const Fault& fault, bool json = false);
+
+void AddJoinCommand(CLI::App& app, CommandContext& context);
 void AddSynthCommand(CLI::App& app, CommandContext& context);
 void AddOracleCommand(CLI::App& app, CommandContext& context);
 

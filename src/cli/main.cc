@@ -29,6 +29,7 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", "linkcpp " LINKCPP_VERSION);
   CommandContext context;
   // ---- subcommands: one line each
+  AddJoinCommand(app, context);
   AddSynthCommand(app, context);
   AddOracleCommand(app, context);
 
