@@ -71,12 +71,14 @@ Result<ModelFile> ModelFile::Open(const std::string& path) try {
   std::vector<std::string> names{path};
   std::vector<std::unique_ptr<ByteSource>> sources;
   ASSIGN_OR_RETURN(auto first, OpenFileSource(path));
-  Hasher unused;
-  ASSIGN_OR_RETURN(const auto header, ParseGgufHeader(*first, path, 0, unused));
+  Hasher hasher;
+  ASSIGN_OR_RETURN(auto header, ParseGgufHeader(*first, path, 0, hasher));
   const std::uint64_t count = AsInteger(FindKey(header.keys, "split.count")).value_or(1);
   if (count <= 1) {
     sources.push_back(std::move(first));
-    return FromSources(std::move(names), std::move(sources));
+    std::vector<GgufHeader> headers;
+    headers.push_back(std::move(header));
+    return Assemble(std::move(names), std::move(sources), std::move(headers), hasher.Finish());
   }
   const auto split = SplitName::Parse(path);
   if (!split || split->count != count) {
@@ -101,21 +103,31 @@ Result<ModelFile> ModelFile::FromSources(std::vector<std::string> names,
   if (sources.empty() || sources.size() > 65535 || names.size() != sources.size()) {
     return Fail(FaultCode::kLocal, "a model of {} files", sources.size());
   }
+  Hasher hasher;
+  std::vector<GgufHeader> headers;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    ASSIGN_OR_RETURN(auto header, ParseGgufHeader(*sources[i], names[i], static_cast<std::uint16_t>(i), hasher));
+    headers.push_back(std::move(header));
+  }
+  return Assemble(std::move(names), std::move(sources), std::move(headers), hasher.Finish());
+} catch (const std::bad_alloc&) {
+  return Fail(FaultCode::kLocal, "not enough memory for the model's header");
+}
+
+Result<ModelFile> ModelFile::Assemble(std::vector<std::string> names, std::vector<std::unique_ptr<ByteSource>> sources,
+                                      std::vector<GgufHeader> headers, const Hash& header_hash) {
   ModelFile model;
   model.paths_ = std::move(names);
   model.sources_ = std::move(sources);
-  Hasher hasher;
-  std::optional<std::uint64_t> n_tensors;
-  for (std::size_t i = 0; i < model.sources_.size(); ++i) {
-    const std::string& path = model.paths_[i];
-    ASSIGN_OR_RETURN(auto header, ParseGgufHeader(*model.sources_[i], path, static_cast<std::uint16_t>(i), hasher));
-    RETURN_IF_FAULT(CheckSplit(header, i, model.sources_.size(), path));
-    if (i == 0) n_tensors = AsInteger(FindKey(header.keys, "split.tensors.count"));
-    model.data_offsets_.push_back(header.data_offset);
-    std::ranges::move(header.tensors, std::back_inserter(model.tensors_));
-    model.keys_.merge(header.keys);
+  model.header_hash_ = header_hash;
+  const auto n_tensors = AsInteger(FindKey(headers[0].keys, "split.tensors.count"));
+  for (std::size_t i = 0; i < headers.size(); ++i) {
+    RETURN_IF_FAULT(CheckSplit(headers[i], i, headers.size(), model.paths_[i]));
+    model.data_offsets_.push_back(headers[i].data_offset);
+    std::ranges::move(headers[i].tensors, std::back_inserter(model.tensors_));
+    model.keys_.merge(headers[i].keys);
   }
-  if (model.sources_.size() > 1 && n_tensors && *n_tensors != model.tensors_.size()) {
+  if (headers.size() > 1 && n_tensors && *n_tensors != model.tensors_.size()) {
     return Fail(FaultCode::kMalformed, "{}: the splits have {} tensors together, split.tensors.count says {}",
                 model.paths_[0], model.tensors_.size(), *n_tensors);
   }
@@ -127,10 +139,7 @@ Result<ModelFile> ModelFile::FromSources(std::vector<std::string> names,
   auto layers = FindMoeLayers(model.tensors_);
   if (!layers) return Wrap(layers.error(), model.paths_[0]);
   model.moe_layers_ = std::move(*layers);
-  model.header_hash_ = hasher.Finish();
   return model;
-} catch (const std::bad_alloc&) {
-  return Fail(FaultCode::kLocal, "not enough memory for the model's header");
 }
 
 std::string ModelFile::name() const {

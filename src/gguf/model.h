@@ -115,6 +115,9 @@ class ModelFile {
 
  private:
   ModelFile();
+  static Result<ModelFile> Assemble(std::vector<std::string> names, std::vector<std::unique_ptr<ByteSource>> sources,
+                                    std::vector<GgufHeader> headers, const Hash& header_hash);
+
   std::vector<std::unique_ptr<ByteSource>> sources_;
   std::vector<std::uint64_t> data_offsets_;
   std::vector<std::string> paths_;
