@@ -44,7 +44,9 @@ struct ListRow {
   std::uint32_t layers = 0, experts = 0, experts_used = 0;
 };
 
-double Gigabytes(std::uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+double Gigabytes(std::uint64_t bytes) {
+  return static_cast<double>(bytes) / 1e9;
+}
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -89,9 +91,15 @@ void RunList(const SynthArguments& arguments, CommandContext& context) {
     const auto plan = PlanSynth({.like = g.name, .type = arguments.type});
     if (!plan) return ReportFault(context, plan.error(), arguments.json);
     const PlanTotals totals = plan->Totals();
-    rows.push_back({.name = std::string(g.name), .model = std::string(g.title), .architecture = std::string(g.arch),
-                    .parameters = totals.n_parameters, .tensors = totals.n_tensors, .file_bytes = plan->data_bytes,
-                    .expert_bytes = totals.expert_bytes, .layers = g.n_layers, .experts = g.n_experts,
+    rows.push_back({.name = std::string(g.name),
+                    .model = std::string(g.title),
+                    .architecture = std::string(g.arch),
+                    .parameters = totals.n_parameters,
+                    .tensors = totals.n_tensors,
+                    .file_bytes = plan->data_bytes,
+                    .expert_bytes = totals.expert_bytes,
+                    .layers = g.n_layers,
+                    .experts = g.n_experts,
                     .experts_used = g.n_used});
   }
   if (arguments.json) return PrintJson(rows);
@@ -109,13 +117,17 @@ void RunList(const SynthArguments& arguments, CommandContext& context) {
 void Run(const SynthArguments& arguments, CommandContext& context) {
   if (arguments.list) return RunList(arguments, context);
   if (arguments.like.empty() || arguments.output.empty()) {
-    ReportFault(context, {FaultCode::kRefused, "synth needs --like MODEL and -o FILE (linkcpp synth --list shows models)"},
+    ReportFault(context,
+                {FaultCode::kRefused, "synth needs --like MODEL and -o FILE (linkcpp synth --list shows models)"},
                 arguments.json);
     context.status = 2;
     return;
   }
-  PlanOptions options{.like = arguments.like, .type = arguments.type, .layers = arguments.layers,
-                      .experts = arguments.experts, .vocabulary = arguments.vocabulary};
+  PlanOptions options{.like = arguments.like,
+                      .type = arguments.type,
+                      .layers = arguments.layers,
+                      .experts = arguments.experts,
+                      .vocabulary = arguments.vocabulary};
   if (!arguments.skeleton) {
     if (!options.layers) options.layers = kDefaultLayers;
     if (!options.vocabulary) options.vocabulary = kDefaultVocabulary;
@@ -129,19 +141,33 @@ void Run(const SynthArguments& arguments, CommandContext& context) {
   interrupted = 0;
   const InterruptGuard guard;
   const auto outcome = WriteSynth(*plan, arguments.output,
-                                  {.skeleton = arguments.skeleton, .overwrite = arguments.force,
-                                   .seed = arguments.seed, .threads = arguments.threads, .progress = &ShowProgress});
+                                  {.skeleton = arguments.skeleton,
+                                   .overwrite = arguments.force,
+                                   .seed = arguments.seed,
+                                   .threads = arguments.threads,
+                                   .progress = &ShowProgress});
   if (!outcome) return ReportFault(context, outcome.error(), arguments.json);
 
   const PlanTotals totals = plan->Totals();
   const Geometry& g = plan->geometry;
-  const SynthReport report{.file = arguments.output, .model = std::string(g.title), .architecture = std::string(g.arch),
-                           .type = std::string(plan->mix.name), .layers = g.n_layers, .experts = g.n_experts,
-                           .experts_used = g.n_used, .vocabulary = g.n_vocab, .tensors = totals.n_tensors,
-                           .parameters = totals.n_parameters, .expert_bytes = totals.expert_bytes,
-                           .other_bytes = totals.other_bytes, .header_bytes = outcome->header_bytes,
-                           .file_bytes = outcome->file_bytes, .disk_bytes = outcome->disk_bytes,
-                           .skeleton = arguments.skeleton, .seed = arguments.seed, .seconds = outcome->seconds};
+  const SynthReport report{.file = arguments.output,
+                           .model = std::string(g.title),
+                           .architecture = std::string(g.arch),
+                           .type = std::string(plan->mix.name),
+                           .layers = g.n_layers,
+                           .experts = g.n_experts,
+                           .experts_used = g.n_used,
+                           .vocabulary = g.n_vocab,
+                           .tensors = totals.n_tensors,
+                           .parameters = totals.n_parameters,
+                           .expert_bytes = totals.expert_bytes,
+                           .other_bytes = totals.other_bytes,
+                           .header_bytes = outcome->header_bytes,
+                           .file_bytes = outcome->file_bytes,
+                           .disk_bytes = outcome->disk_bytes,
+                           .skeleton = arguments.skeleton,
+                           .seed = arguments.seed,
+                           .seconds = outcome->seconds};
   if (arguments.json) return PrintJson(report);
   std::println("{}: {}{}, {} layers, {} experts of which {} are used, {} tokens, {}", report.file,
                report.skeleton ? "skeleton of " : "like ", report.model, report.layers, report.experts,

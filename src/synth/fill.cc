@@ -118,6 +118,7 @@ std::uint16_t HalfBits(float value) {
   const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000);
   const double magnitude = std::fabs(static_cast<double>(value));
   if (!(magnitude < 65520.0)) return sign | 0x7c00;
+  if (magnitude == 0) return sign;
   // Steps of 2^-24 below 2^-14, else 11 significant bits; nearbyint rounds ties to even.
   int exponent = 0;
   std::frexp(magnitude, &exponent);

@@ -39,9 +39,9 @@ class BlockFiller {
 
  private:
   TensorType type_;
-  std::vector<std::uint32_t> values_;          // bits of the floats to choose from, ascending (F32, F16, BF16)
+  std::vector<std::uint32_t> values_;            // bits of the floats to choose from, ascending (F32, F16, BF16)
   std::vector<std::uint16_t> scales_, offsets_;  // f16 scale and matching offset per block, a few to choose from
-  std::vector<std::uint8_t> exponents_;        // MXFP4
+  std::vector<std::uint8_t> exponents_;          // MXFP4
 };
 
 std::uint16_t HalfBits(float value);  // nearest f16, ties to even; infinities for what does not fit

@@ -6,12 +6,13 @@
 namespace linkcpp {
 namespace {
 
-Geometry Qwen35(std::string_view name, std::string_view title) {
-  Geometry g{.name = name, .title = title, .arch = "qwen35moe", .mixer = Mixer::kDeltaNet};
+// ---- what the models of a family share
+
+Geometry Qwen35() {
+  Geometry g{.arch = "qwen35moe", .mixer = Mixer::kDeltaNet};
   g.n_vocab = 248320;
   g.n_merges = 247587;
   g.n_context = 262144;
-  g.n_kv_heads = 2;
   g.head_dim = 256;
   g.rope_dims = 64;
   g.rope_base = 1e7;
@@ -19,24 +20,40 @@ Geometry Qwen35(std::string_view name, std::string_view title) {
   g.shared_gated = true;
   g.full_attention_interval = 4;
   g.n_linear_k_heads = 16;
+  g.n_linear_v_heads = 64;
   g.pre_tokenizer = "qwen35";
   return g;
 }
 
-Geometry Qwen3(std::string_view name, std::string_view title) {
-  Geometry g{.name = name, .title = title, .arch = "qwen3moe"};
+Geometry Qwen35Small() {
+  Geometry g = Qwen35();
+  g.n_linear_v_heads = 32;
+  return g;
+}
+
+Geometry Qwen3Next() {
+  Geometry g = Qwen35Small();
+  g.arch = "qwen3next";
+  g.n_vocab = 151936;
+  g.n_merges = 151387;
+  g.fused_beta_alpha = true;
+  g.pre_tokenizer = "qwen2";
+  return g;
+}
+
+Geometry Qwen3() {
+  Geometry g{.arch = "qwen3moe"};
   g.n_vocab = 151936;
   g.n_merges = 151387;
   g.n_context = 262144;
   g.rope_base = 5e6;
   g.qk_norm = QkNorm::kPerHead;
-  g.n_used = 8;
   g.pre_tokenizer = "qwen2";
   return g;
 }
 
-Geometry Qwen2(std::string_view name, std::string_view title) {
-  Geometry g{.name = name, .title = title, .arch = "qwen2moe"};
+Geometry Qwen2() {
+  Geometry g{.arch = "qwen2moe"};
   g.n_vocab = 151936;
   g.n_merges = 151387;
   g.n_context = 32768;
@@ -47,255 +64,289 @@ Geometry Qwen2(std::string_view name, std::string_view title) {
   return g;
 }
 
-Geometry Mixtral(std::string_view name, std::string_view title) {
-  Geometry g{.name = name, .title = title, .arch = "llama"};
+Geometry Mixtral() {
+  Geometry g{.arch = "llama"};
   g.n_vocab = 32000;
+  g.n_context = 32768;
   g.rope_base = 1e6;
   g.rms_eps = 1e-5;
-  g.n_kv_heads = 8;
-  g.n_experts = 8;
-  g.n_used = 2;
   return g;
 }
 
-Geometry DeepSeek(std::string_view name, std::string_view title) {
-  Geometry g{.name = name, .title = title, .arch = "deepseek2", .mixer = Mixer::kLatent};
+Geometry DeepSeekV2Lite() {
+  Geometry g{.arch = "deepseek2", .mixer = Mixer::kLatent};
+  g.n_vocab = 102400;
   g.n_context = 163840;
   g.kv_rank = 512;
   g.nope_dims = 128;
   g.rope_dims = 64;
   g.value_dims = 128;
-  g.n_dense_lead = 1;
+  g.n_shared = 2;
   g.gating = 1;
   g.normed = 0;
   g.weights_scale = 1.0;
+  g.pre_tokenizer = "deepseek-llm";
   return g;
 }
 
-Geometry DeepSeekV3(std::string_view name, std::string_view title) {
-  Geometry g = DeepSeek(name, title);
-  g.n_embd = 7168;
-  g.n_layers = 61;
+Geometry DeepSeekV2() {
+  Geometry g = DeepSeekV2Lite();
   g.q_rank = 1536;
-  g.n_ff_exp = 2048;
-  g.n_ff_shared = 2048;
+  g.n_groups = 8;
+  g.n_groups_used = 3;
+  g.weights_scale = 16.0;
+  return g;
+}
+
+Geometry DeepSeekV3() {
+  Geometry g = DeepSeekV2();
+  g.n_vocab = 129280;
   g.n_shared = 1;
-  g.n_ff_dense = 18432;
-  g.n_used = 8;
+  g.n_groups_used = 4;
+  g.weights_scale = 2.5;
   g.selection_bias = true;
   g.gating = 2;
   g.normed = 1;
+  g.pre_tokenizer = "deepseek-v3";
   return g;
 }
 
-Geometry GptOss(std::string_view name, std::string_view title) {
-  Geometry g{.name = name, .title = title, .arch = "gpt-oss"};
-  g.n_embd = 2880;
+Geometry KimiK2() {
+  Geometry g = DeepSeekV3();
+  g.n_vocab = 163840;
+  g.n_context = 131072;
+  g.n_groups = 1;
+  g.n_groups_used = 1;
+  g.weights_scale = 2.827;
+  g.pre_tokenizer = "gpt-2";  // kimi-k2's needs its own tokens
+  return g;
+}
+
+Geometry Moonlight() {
+  Geometry g = KimiK2();
+  g.n_context = 8192;
+  g.q_rank = 0;
+  g.n_shared = 2;
+  g.weights_scale = 2.446;
+  return g;
+}
+
+Geometry GptOss() {
+  Geometry g{.arch = "gpt-oss"};
   g.n_vocab = 201088;
   g.n_context = 131072;
-  g.n_heads = 64;
-  g.n_kv_heads = 8;
   g.head_dim = 64;
   g.rope_dims = 64;
   g.rope_base = 150000;
   g.rms_eps = 1e-5;
   g.qkv_bias = true;
-  g.n_ff_exp = 2880;
-  g.n_used = 4;
   g.sliding_window = 128;
   g.pre_tokenizer = "gpt-4o";
   return g;
 }
 
-Geometry Glm45(std::string_view name, std::string_view title) {
-  Geometry g{.name = name, .title = title, .arch = "glm4moe"};
+Geometry Glm45Air() {
+  Geometry g{.arch = "glm4moe"};
   g.n_vocab = 151552;
   g.n_context = 131072;
-  g.n_heads = 96;
-  g.n_kv_heads = 8;
   g.rope_dims = 64;
   g.rope_base = 1e6;
   g.rms_eps = 1e-5;
   g.qkv_bias = true;
-  g.n_used = 8;
   g.n_shared = 1;
   g.selection_bias = true;
   g.gating = 2;
   g.normed = 1;
+  g.weights_scale = 1.0;
   g.n_predict_layers = 1;
   g.pre_tokenizer = "glm4";
   return g;
 }
 
-Geometry Granite(std::string_view name, std::string_view title) {
-  Geometry g{.name = name, .title = title, .arch = "granitemoe"};
+Geometry Glm45() {
+  Geometry g = Glm45Air();
+  g.weights_scale = 2.5;
+  g.qk_norm = QkNorm::kPerHead;
+  return g;
+}
+
+Geometry MiniMaxM2() {
+  Geometry g{.arch = "minimax-m2"};
+  g.n_vocab = 200064;
+  g.n_context = 196608;
+  g.rope_dims = 64;
+  g.rope_base = 5e6;
+  g.qk_norm = QkNorm::kAllHeads;
+  g.selection_bias = true;
+  g.gating = 2;
+  g.pre_tokenizer = "minimax-m2";
+  return g;
+}
+
+Geometry Granite() {
+  Geometry g{.arch = "granitemoe"};
   g.n_vocab = 49155;
   g.n_context = 4096;
   g.tied_embeddings = true;
-  g.n_kv_heads = 8;
+  g.embedding_scale = 12;
+  g.residual_scale = 0.22;
+  g.attention_scale = 0.015625;
+  g.logit_divisor = 6;
   g.head_dim = 64;
   g.rope_dims = 64;
-  g.n_ff_exp = 512;
-  g.n_used = 8;
   g.pre_tokenizer = "refact";
   return g;
 }
 
-Geometry Llama4(std::string_view name, std::string_view title) {
-  Geometry g{.name = name, .title = title, .arch = "llama4"};
-  g.n_layers = 48;
-  g.n_embd = 5120;
+Geometry Olmoe() {
+  Geometry g{.arch = "olmoe"};
+  g.n_vocab = 50304;
+  g.n_context = 4096;
+  g.rms_eps = 1e-5;
+  g.qk_norm = QkNorm::kAllHeads;
+  g.pre_tokenizer = "olmo";
+  return g;
+}
+
+Geometry Llama4Scout() {
+  Geometry g{.arch = "llama4"};
   g.n_vocab = 202048;
-  g.n_heads = 40;
-  g.n_kv_heads = 8;
+  g.n_context = 10485760;
   g.rope_base = 500000;
   g.rms_eps = 1e-5;
-  g.n_used = 1;
-  g.n_ff_exp = 8192;
-  g.n_ff_shared = 8192;
-  g.n_ff_dense = 16384;
   g.pre_tokenizer = "llama4";
   return g;
 }
 
+Geometry Llama4Maverick() {
+  Geometry g = Llama4Scout();
+  g.n_context = 1048576;
+  g.moe_step = 2;
+  return g;
+}
+
+Geometry Ernie45() {
+  Geometry g{.arch = "ernie4_5-moe"};
+  g.n_vocab = 103424;
+  g.n_context = 131072;
+  g.rope_base = 500000;
+  g.rms_eps = 1e-5;
+  g.tied_embeddings = true;
+  g.n_shared = 2;
+  g.selection_bias = true;
+  return g;
+}
+
+Geometry Lfm2() {
+  Geometry g{.arch = "lfm2moe", .mixer = Mixer::kShortConv};
+  g.n_vocab = 65536;
+  g.n_context = 128000;
+  g.head_dim = 64;
+  g.rope_dims = 64;
+  g.rope_base = 1e6;
+  g.rms_eps = 1e-5;
+  g.tied_embeddings = true;
+  g.qk_norm = QkNorm::kPerHead;
+  g.selection_bias = true;
+  g.gating = 2;
+  g.attention_layers = {2, 6, 10, 14, 18, 21};
+  g.conv_length = 3;
+  g.pre_tokenizer = "lfm2";
+  return g;
+}
+
+Geometry Hunyuan() {
+  Geometry g{.arch = "hunyuan-moe"};
+  g.n_vocab = 128167;
+  g.n_context = 262144;
+  g.rms_eps = 1e-5;
+  g.tied_embeddings = true;
+  g.qk_norm = QkNorm::kPerHead;
+  g.n_shared = 1;
+  return g;
+}
+
+Geometry Dots1() {
+  Geometry g{.arch = "dots1"};
+  g.n_vocab = 152064;
+  g.n_context = 32768;
+  g.rope_base = 1e7;
+  g.qk_norm = QkNorm::kPerHead;
+  g.n_shared = 2;
+  g.selection_bias = true;
+  g.gating = 2;
+  g.normed = 1;
+  g.weights_scale = 2.5;
+  g.pre_tokenizer = "qwen2";
+  return g;
+}
+
+// ---- the models
+
+struct Row {
+  std::string_view name, title;
+  Geometry (*family)();
+  std::uint32_t n_layers, n_embd, n_heads, n_kv_heads;
+  std::uint32_t n_experts, n_used, n_ff_exp, n_ff_shared;
+  std::uint32_t n_ff_dense, n_dense_lead;
+  double billions;
+};
+
+// clang-format off: one model a line
+constexpr Row kRows[] = {
+    //                                                                  layers  embd  q,kv heads   experts     widths        dense width, lead
+    {"qwen3.5-35b", "Qwen3.5-35B-A3B", Qwen35Small,                       40, 2048,   16,  2,    256,  8,    512,   512,      0, 0,     34.66},
+    {"qwen3.5-122b", "Qwen3.5-122B-A10B", Qwen35,                         48, 3072,   32,  2,    256,  8,   1024,  1024,      0, 0,    122.11},
+    {"qwen3.5-397b", "Qwen3.5-397B-A17B", Qwen35,                         60, 4096,   32,  2,    512, 10,   1024,  1024,      0, 0,    396.35},
+    {"qwen3-next-80b", "Qwen3-Next-80B-A3B", Qwen3Next,                   48, 2048,   16,  2,    512, 10,    512,   512,      0, 0,     79.67},
+    {"qwen3-30b", "Qwen3-30B-A3B", Qwen3,                                 48, 2048,   32,  4,    128,  8,    768,     0,   6144, 0,     30.53},
+    {"qwen3-235b", "Qwen3-235B-A22B", Qwen3,                              94, 4096,   64,  4,    128,  8,   1536,     0,  12288, 0,    235.09},
+    {"qwen3-coder-480b", "Qwen3-Coder-480B-A35B", Qwen3,                  62, 6144,   96,  8,    160,  8,   2560,     0,   8192, 0,    480.15},
+    {"qwen1.5-moe-a2.7b", "Qwen1.5-MoE-A2.7B", Qwen2,                     24, 2048,   16, 16,     60,  4,   1408,  5632,      0, 0,     14.32},
+    {"qwen2-57b", "Qwen2-57B-A14B", Qwen2,                                28, 3584,   28,  4,     64,  8,   2560, 20480,      0, 0,     57.41},
+    {"mixtral-8x7b", "Mixtral-8x7B", Mixtral,                             32, 4096,   32,  8,      8,  2,  14336,     0,      0, 0,     46.70},
+    {"mixtral-8x22b", "Mixtral-8x22B", Mixtral,                           56, 6144,   48,  8,      8,  2,  16384,     0,      0, 0,    140.62},
+    {"deepseek-v2-lite", "DeepSeek-V2-Lite", DeepSeekV2Lite,              27, 2048,   16,  1,     64,  6,   1408,  2816,  10944, 1,     15.71},
+    {"deepseek-v2", "DeepSeek-V2", DeepSeekV2,                            60, 5120,  128,  1,    160,  6,   1536,  3072,  12288, 1,    235.74},
+    {"deepseek-v3", "DeepSeek-V3", DeepSeekV3,                            61, 7168,  128,  1,    256,  8,   2048,  2048,  18432, 3,    671.03},
+    {"kimi-k2", "Kimi-K2", KimiK2,                                        61, 7168,   64,  1,    384,  8,   2048,  2048,  18432, 1,   1026.41},
+    {"moonlight-16b", "Moonlight-16B-A3B", Moonlight,                     27, 2048,   16,  1,     64,  6,   1408,  2816,  11264, 1,     15.96},
+    {"gpt-oss-20b", "gpt-oss-20b", GptOss,                                24, 2880,   64,  8,     32,  4,   2880,     0,      0, 0,     20.91},
+    {"gpt-oss-120b", "gpt-oss-120b", GptOss,                              36, 2880,   64,  8,    128,  4,   2880,     0,      0, 0,    116.83},
+    {"glm-4.5-air", "GLM-4.5-Air", Glm45Air,                              46, 4096,   96,  8,    128,  8,   1408,  1408,  10944, 1,    110.47},
+    {"glm-4.5", "GLM-4.5", Glm45,                                         92, 5120,   96,  8,    160,  8,   1536,  1536,  12288, 3,    358.34},
+    {"minimax-m2", "MiniMax-M2", MiniMaxM2,                               62, 3072,   48,  8,    256,  8,   1536,     0,      0, 0,    228.69},
+    {"granite-1b-a400m", "Granite-3.1-1B-A400M", Granite,                 24, 1024,   16,  8,     32,  8,    512,     0,      0, 0,      1.33},
+    {"granite-3b-a800m", "Granite-3.1-3B-A800M", Granite,                 32, 1536,   24,  8,     40,  8,    512,     0,      0, 0,      3.30},
+    {"olmoe-1b-7b", "OLMoE-1B-7B", Olmoe,                                 16, 2048,   16, 16,     64,  8,   1024,     0,      0, 0,      6.92},
+    {"llama-4-scout", "Llama-4-Scout-17B-16E", Llama4Scout,               48, 5120,   40,  8,     16,  1,   8192,  8192,  16384, 0,    107.77},
+    {"llama-4-maverick", "Llama-4-Maverick-17B-128E", Llama4Maverick,     48, 5120,   40,  8,    128,  1,   8192,  8192,  16384, 0,    400.71},
+    {"ernie-4.5-21b", "ERNIE-4.5-21B-A3B", Ernie45,                       28, 2560,   20,  4,     64,  6,   1536,  3072,  12288, 1,     21.83},
+    {"lfm2-8b-a1b", "LFM2-8B-A1B", Lfm2,                                  24, 2048,   32,  8,     32,  4,   1792,     0,   7168, 2,      8.34},
+    {"hunyuan-a13b", "Hunyuan-A13B", Hunyuan,                             32, 4096,   32,  8,     64,  8,   3072,  3072,      0, 0,     80.39},
+    {"dots1-142b", "dots.llm1", Dots1,                                    62, 4096,   32, 32,    128,  6,   1408,  2816,  10944, 1,    142.77},
+};
+// clang-format on
+
 std::vector<Geometry> MakeTable() {
   std::vector<Geometry> table;
-  const auto add = [&](Geometry g, auto change) {
-    change(g);
+  for (const Row& row : kRows) {
+    Geometry g = row.family();
+    g.name = row.name;
+    g.title = row.title;
+    g.n_layers = row.n_layers;
+    g.n_embd = row.n_embd;
+    g.n_heads = row.n_heads;
+    g.n_kv_heads = row.n_kv_heads;
+    g.n_experts = row.n_experts;
+    g.n_used = row.n_used;
+    g.n_ff_exp = row.n_ff_exp;
+    g.n_ff_shared = row.n_ff_shared;
+    g.n_ff_dense = row.n_ff_dense;
+    g.n_dense_lead = row.n_dense_lead;
+    g.published_billions = row.billions;
     table.push_back(std::move(g));
-  };
-  add(Qwen35("qwen3.5-35b", "Qwen3.5-35B-A3B"), [](Geometry& g) {
-    g.n_layers = 40; g.n_embd = 2048; g.n_heads = 16; g.n_linear_v_heads = 32;
-    g.n_experts = 256; g.n_used = 8; g.n_ff_exp = 512; g.n_ff_shared = 512; g.published_billions = 34.66;
-  });
-  add(Qwen35("qwen3.5-122b", "Qwen3.5-122B-A10B"), [](Geometry& g) {
-    g.n_layers = 48; g.n_embd = 3072; g.n_heads = 32; g.n_linear_v_heads = 64;
-    g.n_experts = 256; g.n_used = 8; g.n_ff_exp = 1024; g.n_ff_shared = 1024; g.published_billions = 122.11;
-  });
-  add(Qwen35("qwen3.5-397b", "Qwen3.5-397B-A17B"), [](Geometry& g) {
-    g.n_layers = 60; g.n_embd = 4096; g.n_heads = 32; g.n_linear_v_heads = 64;
-    g.n_experts = 512; g.n_used = 10; g.n_ff_exp = 1024; g.n_ff_shared = 1024; g.published_billions = 396.35;
-  });
-  add(Qwen35("qwen3-next-80b", "Qwen3-Next-80B-A3B"), [](Geometry& g) {
-    g.arch = "qwen3next"; g.n_vocab = 151936; g.n_merges = 151387; g.pre_tokenizer = "qwen2"; g.fused_beta_alpha = true;
-    g.n_layers = 48; g.n_embd = 2048; g.n_heads = 16; g.n_linear_v_heads = 32;
-    g.n_experts = 512; g.n_used = 10; g.n_ff_exp = 512; g.n_ff_shared = 512; g.published_billions = 79.67;
-  });
-  add(Qwen3("qwen3-30b", "Qwen3-30B-A3B"), [](Geometry& g) {
-    g.n_layers = 48; g.n_embd = 2048; g.n_heads = 32; g.n_kv_heads = 4;
-    g.n_experts = 128; g.n_ff_exp = 768; g.n_ff_dense = 6144; g.published_billions = 30.53;
-  });
-  add(Qwen3("qwen3-235b", "Qwen3-235B-A22B"), [](Geometry& g) {
-    g.n_layers = 94; g.n_embd = 4096; g.n_heads = 64; g.n_kv_heads = 4;
-    g.n_experts = 128; g.n_ff_exp = 1536; g.n_ff_dense = 12288; g.published_billions = 235.09;
-  });
-  add(Qwen3("qwen3-coder-480b", "Qwen3-Coder-480B-A35B"), [](Geometry& g) {
-    g.n_layers = 62; g.n_embd = 6144; g.n_heads = 96; g.n_kv_heads = 8;
-    g.n_experts = 160; g.n_ff_exp = 2560; g.n_ff_dense = 8192; g.published_billions = 480.15;
-  });
-  add(Qwen2("qwen1.5-moe-a2.7b", "Qwen1.5-MoE-A2.7B"), [](Geometry& g) {
-    g.n_layers = 24; g.n_embd = 2048; g.n_heads = 16; g.n_kv_heads = 16;
-    g.n_experts = 60; g.n_used = 4; g.n_ff_exp = 1408; g.n_ff_shared = 5632; g.published_billions = 14.32;
-  });
-  add(Qwen2("qwen2-57b", "Qwen2-57B-A14B"), [](Geometry& g) {
-    g.n_layers = 28; g.n_embd = 3584; g.n_heads = 28; g.n_kv_heads = 4;
-    g.n_experts = 64; g.n_used = 8; g.n_ff_exp = 2560; g.n_ff_shared = 20480; g.published_billions = 57.41;
-  });
-  add(Mixtral("mixtral-8x7b", "Mixtral-8x7B"), [](Geometry& g) {
-    g.n_layers = 32; g.n_embd = 4096; g.n_heads = 32; g.n_ff_exp = 14336; g.n_context = 32768;
-    g.published_billions = 46.70;
-  });
-  add(Mixtral("mixtral-8x22b", "Mixtral-8x22B"), [](Geometry& g) {
-    g.n_layers = 56; g.n_embd = 6144; g.n_heads = 48; g.n_ff_exp = 16384; g.n_context = 65536;
-    g.published_billions = 140.62;
-  });
-  add(DeepSeek("deepseek-v2-lite", "DeepSeek-V2-Lite"), [](Geometry& g) {
-    g.n_layers = 27; g.n_embd = 2048; g.n_heads = 16; g.n_vocab = 102400; g.n_ff_dense = 10944;
-    g.n_experts = 64; g.n_used = 6; g.n_ff_exp = 1408; g.n_ff_shared = 2816; g.n_shared = 2;
-    g.pre_tokenizer = "deepseek-llm"; g.published_billions = 15.71;
-  });
-  add(DeepSeek("deepseek-v2", "DeepSeek-V2"), [](Geometry& g) {
-    g.n_layers = 60; g.n_embd = 5120; g.n_heads = 128; g.n_vocab = 102400; g.n_ff_dense = 12288; g.q_rank = 1536;
-    g.n_experts = 160; g.n_used = 6; g.n_ff_exp = 1536; g.n_ff_shared = 3072; g.n_shared = 2;
-    g.n_groups = 8; g.n_groups_used = 3; g.weights_scale = 16.0;
-    g.pre_tokenizer = "deepseek-llm"; g.published_billions = 235.74;
-  });
-  add(DeepSeekV3("deepseek-v3", "DeepSeek-V3"), [](Geometry& g) {
-    g.n_heads = 128; g.n_vocab = 129280; g.n_dense_lead = 3; g.n_experts = 256; g.weights_scale = 2.5;
-    g.n_groups = 8; g.n_groups_used = 4; g.pre_tokenizer = "deepseek-v3"; g.published_billions = 671.03;
-  });
-  add(DeepSeekV3("kimi-k2", "Kimi-K2"), [](Geometry& g) {
-    g.n_heads = 64; g.n_vocab = 163840; g.n_experts = 384; g.weights_scale = 2.827; g.n_context = 131072;
-    g.n_groups = 1; g.n_groups_used = 1; g.published_billions = 1026.41;
-  });
-  add(DeepSeek("moonlight-16b", "Moonlight-16B-A3B"), [](Geometry& g) {
-    g.n_layers = 27; g.n_embd = 2048; g.n_heads = 16; g.n_vocab = 163840; g.n_ff_dense = 11264; g.n_context = 8192;
-    g.n_experts = 64; g.n_used = 6; g.n_ff_exp = 1408; g.n_ff_shared = 2816; g.n_shared = 2;
-    g.gating = 2; g.normed = 1; g.weights_scale = 2.446; g.selection_bias = true; g.published_billions = 15.96;
-  });
-  add(GptOss("gpt-oss-20b", "gpt-oss-20b"), [](Geometry& g) {
-    g.n_layers = 24; g.n_experts = 32; g.published_billions = 20.91;
-  });
-  add(GptOss("gpt-oss-120b", "gpt-oss-120b"), [](Geometry& g) {
-    g.n_layers = 36; g.n_experts = 128; g.published_billions = 116.83;
-  });
-  add(Glm45("glm-4.5-air", "GLM-4.5-Air"), [](Geometry& g) {
-    g.n_layers = 46; g.n_embd = 4096; g.n_experts = 128; g.n_ff_exp = 1408; g.n_ff_shared = 1408;
-    g.n_ff_dense = 10944; g.n_dense_lead = 1; g.weights_scale = 1.0; g.published_billions = 110.47;
-  });
-  add(Glm45("glm-4.5", "GLM-4.5"), [](Geometry& g) {
-    g.n_layers = 92; g.n_embd = 5120; g.n_experts = 160; g.n_ff_exp = 1536; g.n_ff_shared = 1536;
-    g.n_ff_dense = 12288; g.n_dense_lead = 3; g.weights_scale = 2.5; g.qk_norm = QkNorm::kPerHead;
-    g.published_billions = 358.34;
-  });
-  add(Geometry{.name = "minimax-m2", .title = "MiniMax-M2", .arch = "minimax-m2"}, [](Geometry& g) {
-    g.n_layers = 62; g.n_embd = 3072; g.n_vocab = 200064; g.n_context = 196608; g.n_heads = 48; g.n_kv_heads = 8;
-    g.rope_dims = 64; g.rope_base = 5e6; g.qk_norm = QkNorm::kAllHeads; g.n_experts = 256; g.n_used = 8;
-    g.n_ff_exp = 1536; g.selection_bias = true; g.gating = 2; g.pre_tokenizer = "minimax-m2";
-    g.published_billions = 228.69;
-  });
-  add(Granite("granite-1b-a400m", "Granite-3.1-1B-A400M"), [](Geometry& g) {
-    g.n_layers = 24; g.n_embd = 1024; g.n_heads = 16; g.n_experts = 32; g.published_billions = 1.33;
-  });
-  add(Granite("granite-3b-a800m", "Granite-3.1-3B-A800M"), [](Geometry& g) {
-    g.n_layers = 32; g.n_embd = 1536; g.n_heads = 24; g.n_experts = 40; g.published_billions = 3.30;
-  });
-  add(Geometry{.name = "olmoe-1b-7b", .title = "OLMoE-1B-7B", .arch = "olmoe"}, [](Geometry& g) {
-    g.n_layers = 16; g.n_embd = 2048; g.n_vocab = 50304; g.n_context = 4096; g.n_heads = 16; g.n_kv_heads = 16;
-    g.rms_eps = 1e-5; g.qk_norm = QkNorm::kAllHeads; g.n_experts = 64; g.n_used = 8; g.n_ff_exp = 1024;
-    g.pre_tokenizer = "olmo"; g.published_billions = 6.92;
-  });
-  add(Llama4("llama-4-scout", "Llama-4-Scout-17B-16E"), [](Geometry& g) {
-    g.n_context = 10485760; g.n_experts = 16; g.published_billions = 107.77;
-  });
-  add(Llama4("llama-4-maverick", "Llama-4-Maverick-17B-128E"), [](Geometry& g) {
-    g.n_context = 1048576; g.n_experts = 128; g.moe_step = 2; g.published_billions = 400.71;
-  });
-  add(Geometry{.name = "ernie-4.5-21b", .title = "ERNIE-4.5-21B-A3B", .arch = "ernie4_5-moe"}, [](Geometry& g) {
-    g.n_layers = 28; g.n_embd = 2560; g.n_vocab = 103424; g.n_context = 131072; g.n_heads = 20; g.n_kv_heads = 4;
-    g.rope_base = 500000; g.rms_eps = 1e-5; g.tied_embeddings = true; g.n_experts = 64; g.n_used = 6;
-    g.n_ff_exp = 1536; g.n_ff_shared = 3072; g.n_shared = 2; g.n_ff_dense = 12288; g.n_dense_lead = 1;
-    g.selection_bias = true; g.published_billions = 21.83;
-  });
-  add(Geometry{.name = "lfm2-8b-a1b", .title = "LFM2-8B-A1B", .arch = "lfm2moe", .mixer = Mixer::kShortConv},
-      [](Geometry& g) {
-        g.n_layers = 24; g.n_embd = 2048; g.n_vocab = 65536; g.n_context = 128000; g.n_heads = 32; g.n_kv_heads = 8;
-        g.head_dim = 64; g.rope_dims = 64; g.rope_base = 1e6; g.rms_eps = 1e-5; g.tied_embeddings = true;
-        g.qk_norm = QkNorm::kPerHead; g.n_experts = 32; g.n_used = 4; g.n_ff_exp = 1792; g.n_ff_dense = 7168;
-        g.n_dense_lead = 2; g.selection_bias = true; g.gating = 2; g.attention_layers = {2, 6, 10, 14, 18, 21};
-        g.conv_length = 3; g.pre_tokenizer = "lfm2"; g.published_billions = 8.34;
-      });
-  add(Geometry{.name = "hunyuan-a13b", .title = "Hunyuan-A13B", .arch = "hunyuan-moe"}, [](Geometry& g) {
-    g.n_layers = 32; g.n_embd = 4096; g.n_vocab = 128167; g.n_context = 262144; g.n_heads = 32; g.n_kv_heads = 8;
-    g.rms_eps = 1e-5; g.tied_embeddings = true; g.qk_norm = QkNorm::kPerHead; g.n_experts = 64; g.n_used = 8;
-    g.n_ff_exp = 3072; g.n_ff_shared = 3072; g.n_shared = 1; g.published_billions = 80.39;
-  });
-  add(Geometry{.name = "dots1-142b", .title = "dots.llm1", .arch = "dots1"}, [](Geometry& g) {
-    g.n_layers = 62; g.n_embd = 4096; g.n_vocab = 152064; g.n_context = 32768; g.n_heads = 32; g.n_kv_heads = 32;
-    g.rope_base = 1e7; g.qk_norm = QkNorm::kPerHead; g.n_experts = 128; g.n_used = 6; g.n_ff_exp = 1408;
-    g.n_ff_shared = 2816; g.n_shared = 2; g.n_ff_dense = 10944; g.n_dense_lead = 1; g.selection_bias = true;
-    g.gating = 2; g.normed = 1; g.weights_scale = 2.5; g.pre_tokenizer = "qwen2"; g.published_billions = 142.77;
-  });
+  }
   return table;
 }
 

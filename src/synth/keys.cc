@@ -1,19 +1,19 @@
 // The metadata that llama.cpp's loader reads, architecture by architecture.
 #include <format>
-#include <ranges>
 
 #include "synth/layers.h"
 #include "synth/plan.h"
+#include "synth/vocabulary.h"
 
 namespace linkcpp {
 namespace {
 
 class KeyLister {
  public:
-  KeyLister(const Geometry& geometry, const Mix& mix) : g_(geometry), mix_(mix) {}
+  explicit KeyLister(const Geometry& geometry) : g_(geometry) {}
 
-  std::vector<MetaKey> List(Vocabulary vocabulary) {
-    General();
+  std::vector<MetaKey> List(const Mix& mix) {
+    General(mix);
     Shape();
     Attention();
     Experts();
@@ -21,7 +21,21 @@ class KeyLister {
     if (g_.mixer == Mixer::kLatent) Latent();
     if (g_.mixer == Mixer::kShortConv) Int("shortconv.l_cache", g_.conv_length);
     OfArchitecture();
-    Tokenizer(std::move(vocabulary));
+    return std::move(keys_);
+  }
+
+  std::vector<MetaKey> ListTokenizer() {
+    Vocabulary vocabulary = MakeVocabulary(g_.n_vocab, g_.n_merges);
+    Put("tokenizer.ggml.model", std::string("gpt2"));
+    Put("tokenizer.ggml.pre", std::string(g_.pre_tokenizer));
+    Put("tokenizer.ggml.tokens", std::move(vocabulary.tokens));
+    Put("tokenizer.ggml.token_type", std::move(vocabulary.types));
+    Put("tokenizer.ggml.merges", std::move(vocabulary.merges));
+    Put("tokenizer.ggml.bos_token_id", vocabulary.end_of_text);
+    Put("tokenizer.ggml.eos_token_id", vocabulary.end_of_text);
+    Put("tokenizer.ggml.eot_token_id", vocabulary.end_of_turn);
+    Put("tokenizer.ggml.padding_token_id", vocabulary.end_of_text);
+    Put("tokenizer.ggml.add_bos_token", false);
     return std::move(keys_);
   }
 
@@ -31,12 +45,12 @@ class KeyLister {
   void Int(std::string_view suffix, std::uint32_t value) { Put(Own(suffix), value); }
   void Real(std::string_view suffix, double value) { Put(Own(suffix), static_cast<float>(value)); }
 
-  void General() {
+  void General(const Mix& mix) {
     Put("general.architecture", std::string(g_.arch));
     Put("general.type", std::string("model"));
     Put("general.name", std::format("Synthetic {}", g_.title));
     Put("general.description", std::format("Random weights in the shape of {}: says nothing meaningful", g_.title));
-    Put("general.file_type", mix_.file_type);
+    Put("general.file_type", mix.file_type);
     Put("general.quantization_version", std::uint32_t{2});
     Put("general.alignment", static_cast<std::uint32_t>(kDataAlignment));
   }
@@ -54,6 +68,10 @@ class KeyLister {
     Real("attention.layer_norm_rms_epsilon", g_.rms_eps);
     Real("rope.freq_base", g_.rope_base);
     Int("rope.dimension_count", g_.rope_dims);
+    if (g_.embedding_scale > 0) Real("embedding_scale", g_.embedding_scale);
+    if (g_.residual_scale > 0) Real("residual_scale", g_.residual_scale);
+    if (g_.attention_scale > 0) Real("attention.scale", g_.attention_scale);
+    if (g_.logit_divisor > 0) Real("logit_scale", g_.logit_divisor);
     if (g_.n_predict_layers > 0) Int("nextn_predict_layers", g_.n_predict_layers);
   }
 
@@ -102,7 +120,7 @@ class KeyLister {
 
   // The latent is stored as one key head; its lengths per head stand beside.
   void Latent() {
-    Int("attention.head_count_kv", 1);
+    Int("attention.head_count_kv", g_.n_kv_heads);
     if (g_.q_rank > 0) Int("attention.q_lora_rank", g_.q_rank);
     Int("attention.kv_lora_rank", g_.kv_rank);
     Int("attention.key_length", g_.kv_rank + g_.rope_dims);
@@ -116,38 +134,23 @@ class KeyLister {
       Put(Own("rope.scaling.type"), std::string("yarn"));
       Real("rope.scaling.factor", 32);
       Int("rope.scaling.original_context_length", 4096);
-    } else if (g_.arch == "granitemoe") {
-      Real("attention.scale", 0.015625);
-      Real("embedding_scale", 12);
-      Real("residual_scale", 0.22);
-      Real("logit_scale", 6);
     } else if (g_.arch == "llama4" || g_.arch == "ernie4_5-moe") {
       Int("interleave_moe_layer_step", g_.moe_step);
     }
   }
 
-  void Tokenizer(Vocabulary vocabulary) {
-    Put("tokenizer.ggml.model", std::string("gpt2"));
-    Put("tokenizer.ggml.pre", std::string(g_.pre_tokenizer));
-    Put("tokenizer.ggml.tokens", std::move(vocabulary.tokens));
-    Put("tokenizer.ggml.token_type", std::move(vocabulary.types));
-    Put("tokenizer.ggml.merges", std::move(vocabulary.merges));
-    Put("tokenizer.ggml.bos_token_id", vocabulary.end_of_text);
-    Put("tokenizer.ggml.eos_token_id", vocabulary.end_of_text);
-    Put("tokenizer.ggml.eot_token_id", vocabulary.end_of_turn);
-    Put("tokenizer.ggml.padding_token_id", vocabulary.end_of_text);
-    Put("tokenizer.ggml.add_bos_token", false);
-  }
-
   const Geometry& g_;
-  const Mix& mix_;
   std::vector<MetaKey> keys_;
 };
 
 }  // namespace
 
-std::vector<MetaKey> ListKeys(const Geometry& geometry, const Mix& mix, Vocabulary vocabulary) {
-  return KeyLister(geometry, mix).List(std::move(vocabulary));
+std::vector<MetaKey> ListKeys(const Geometry& geometry, const Mix& mix) {
+  return KeyLister(geometry).List(mix);
+}
+
+std::vector<MetaKey> ListTokenizerKeys(const Geometry& geometry) {
+  return KeyLister(geometry).ListTokenizer();
 }
 
 }  // namespace linkcpp

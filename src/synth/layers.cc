@@ -9,19 +9,28 @@ namespace linkcpp {
 namespace {
 
 // A weight of n inputs with a spread of gain/√n turns inputs near one into outputs near `gain`.
-constexpr double kLogitGain = 3;    // enough for one token in two thousand to stand out
+constexpr double kLogitGain = 3;   // enough for one token in two thousand to stand out
+constexpr double kTiedGain = 0.5;  // of an embedding table that is the output matrix too
 constexpr double kRouterGain = 1.5;
-constexpr double kDownGain = 1.6;   // silu(g) · u of two standard normal numbers has a spread of about 0.6
+constexpr double kDownGain = 1.6;  // silu(g) · u of two standard normal numbers has a spread of about 0.6
 
 class Lister {
  public:
-  explicit Lister(const Geometry& geometry) : g_(geometry) {}
+  explicit Lister(const Geometry& geometry)
+      : g_(geometry), block_gain_(g_.residual_scale > 0 ? 1 / g_.residual_scale : 1) {}
 
   std::vector<TensorShape> List() {
-    const double logit_spread = kLogitGain / std::sqrt(g_.n_embd);
-    Add("token_embd.weight", {g_.n_embd, g_.n_vocab}, Fill::Spread(g_.tied_embeddings ? logit_spread : 1.0));
-    if (!g_.tied_embeddings) Add("output.weight", {g_.n_embd, g_.n_vocab}, Fill::Spread(logit_spread));
-    Norm(g_.mixer == Mixer::kShortConv ? "token_embd_norm" : "output_norm", g_.n_embd);
+    // A table that is the output matrix too must stay small beside what blocks add, or each token would predict itself;
+    // the last norm makes up for it.
+    const double unit = 1 / std::sqrt(g_.n_embd);
+    const double scale = g_.embedding_scale > 0 ? g_.embedding_scale : 1;
+    const double divisor = g_.logit_divisor > 0 ? g_.logit_divisor : 1;
+    const double small = kTiedGain * unit / scale;
+    Add("token_embd.weight", {g_.n_embd, g_.n_vocab}, Fill::Spread(g_.tied_embeddings ? small : 1 / scale));
+    if (!g_.tied_embeddings) Add("output.weight", {g_.n_embd, g_.n_vocab}, Fill::Spread(kLogitGain * unit));
+    const double last = divisor * (g_.tied_embeddings ? kLogitGain * unit / small : 1);
+    Add(g_.mixer == Mixer::kShortConv ? "token_embd_norm.weight" : "output_norm.weight", {g_.n_embd},
+        Fill::Range(0.9 * last, 1.1 * last));
     for (std::uint32_t layer = 0; layer < g_.n_layers; ++layer) Block(layer);
     for (std::uint32_t i = 0; i < g_.n_predict_layers; ++i) {
       Block(g_.n_layers + i);
@@ -59,7 +68,7 @@ class Lister {
     } else {
       Matrix("ffn_gate", g_.n_embd, g_.n_ff_dense);
       Matrix("ffn_up", g_.n_embd, g_.n_ff_dense);
-      Matrix("ffn_down", g_.n_ff_dense, g_.n_embd, kDownGain);
+      Matrix("ffn_down", g_.n_ff_dense, g_.n_embd, kDownGain * block_gain_);
     }
   }
 
@@ -70,7 +79,7 @@ class Lister {
     Matrix("attn_q", g_.n_embd, gated ? 2 * q : q);
     Matrix("attn_k", g_.n_embd, kv);
     Matrix("attn_v", g_.n_embd, kv);
-    Matrix("attn_output", q, g_.n_embd);
+    Matrix("attn_output", q, g_.n_embd, block_gain_);
     if (g_.qkv_bias) {
       Bias("attn_q", q);
       Bias("attn_k", kv);
@@ -142,7 +151,7 @@ class Lister {
     Matrix("ffn_gate_inp", g_.n_embd, n, kRouterGain);
     stack("ffn_gate_exps.weight", g_.n_embd, g_.n_ff_exp, 1);
     stack("ffn_up_exps.weight", g_.n_embd, g_.n_ff_exp, 1);
-    stack("ffn_down_exps.weight", g_.n_ff_exp, g_.n_embd, kDownGain);
+    stack("ffn_down_exps.weight", g_.n_ff_exp, g_.n_embd, kDownGain * block_gain_);
     if (g_.arch == "gpt-oss") {
       Bias("ffn_gate_inp", n);
       Add("ffn_gate_exps.bias", {g_.n_ff_exp, n}, Fill::Spread(0.02));
@@ -154,7 +163,7 @@ class Lister {
       if (g_.shared_gated) Add("ffn_gate_inp_shexp.weight", {g_.n_embd}, Fill::Spread(1 / std::sqrt(g_.n_embd)));
       Matrix("ffn_gate_shexp", g_.n_embd, g_.n_ff_shared);
       Matrix("ffn_up_shexp", g_.n_embd, g_.n_ff_shared);
-      Matrix("ffn_down_shexp", g_.n_ff_shared, g_.n_embd, kDownGain);
+      Matrix("ffn_down_shexp", g_.n_ff_shared, g_.n_embd, kDownGain * block_gain_);
     }
   }
 
@@ -169,6 +178,7 @@ class Lister {
   }
 
   const Geometry& g_;
+  const double block_gain_;  // what a block adds to the residual is near one after residual_scale
   std::string prefix_;
   std::vector<TensorShape> tensors_;
 };
@@ -189,6 +199,8 @@ bool IsMoeLayer(const Geometry& geometry, std::uint32_t layer) {
   return layer >= geometry.n_dense_lead && (layer + 1) % geometry.moe_step == 0;
 }
 
-std::vector<TensorShape> ListTensors(const Geometry& geometry) { return Lister(geometry).List(); }
+std::vector<TensorShape> ListTensors(const Geometry& geometry) {
+  return Lister(geometry).List();
+}
 
 }  // namespace linkcpp

@@ -5,12 +5,26 @@
 #include <type_traits>
 
 #include "synth/layers.h"
+#include "synth/vocabulary.h"
 
 namespace linkcpp {
 namespace {
 
 constexpr std::uint32_t kMostExperts = 1024;  // llama.cpp's own limits
 constexpr std::uint32_t kMostLayers = 512;
+constexpr std::uint32_t kQueryRank = 1536;  // of every DeepSeek that compresses its queries
+
+// llama.cpp 0.7 aborts on a hybrid in which no layer has the attention that only some layers have.
+std::uint32_t LeastLayers(const Geometry& g) {
+  switch (g.mixer) {
+    case Mixer::kDeltaNet:
+      return g.full_attention_interval;
+    case Mixer::kShortConv:
+      return g.attention_layers.front() + 1;
+    default:
+      return g.arch == "llama4" ? 4 : 1;  // its every fourth layer attends to more than a window
+  }
+}
 
 Result<void> Shrink(Geometry& g, const PlanOptions& options) {
   if (options.layers) {
@@ -18,13 +32,15 @@ Result<void> Shrink(Geometry& g, const PlanOptions& options) {
     if (n == 0 || n > kMostLayers) {
       return Fail(FaultCode::kRefused, "{} layers are out of range: choose 1 to {}", n, kMostLayers);
     }
-    if (n < g.moe_step) {
-      return Fail(FaultCode::kRefused, "{} has experts on every {}nd layer only: choose at least {} layers", g.title,
-                  g.moe_step, g.moe_step);
+    if (n < LeastLayers(g)) {
+      return Fail(FaultCode::kRefused, "{} layers of {} would not run in llama.cpp: choose at least {}", n, g.title,
+                  LeastLayers(g));
     }
     if (n != g.n_layers) g.n_predict_layers = 0;
     g.n_layers = n;
     g.n_dense_lead = std::min(g.n_dense_lead, n - 1);  // always at least one layer with experts
+    // llama.cpp knows a deepseek2 without query compression by its number of layers, and by nothing else.
+    if (g.mixer == Mixer::kLatent) g.q_rank = n == 26 || n == 27 ? 0 : std::max(g.q_rank, kQueryRank);
   }
   if (options.experts) {
     const std::uint32_t n = *options.experts;
@@ -99,7 +115,9 @@ class HeaderWriter {
   std::string out_;
 };
 
-bool IsExpertTensor(std::string_view name) { return name.find("_exps.") != std::string_view::npos; }
+bool IsExpertTensor(std::string_view name) {
+  return name.find("_exps.") != std::string_view::npos;
+}
 
 }  // namespace
 
@@ -123,20 +141,19 @@ Result<SynthPlan> PlanSynth(const PlanOptions& options) {
   SynthPlan plan{.geometry = *known, .mix = *mix, .keys = {}, .tensors = {}};
   Geometry& g = plan.geometry;
   RETURN_IF_FAULT(Shrink(g, options));
-  ASSIGN_OR_RETURN(Vocabulary vocabulary, MakeVocabulary(g.n_vocab, g.n_merges));
-  plan.keys = ListKeys(g, *mix, std::move(vocabulary));
+  RETURN_IF_FAULT(CheckVocabulary(g.n_vocab, g.n_merges));
+  plan.keys = ListKeys(g, *mix);
 
   std::vector<TensorShape> shapes = ListTensors(g);
   const auto is_v = [](const TensorShape& shape) {
     return shape.name.ends_with("attn_v.weight") || shape.name.ends_with("attn_qkv.weight");
   };
-  const bool first_attends = g.mixer == Mixer::kLatent || g.mixer == Mixer::kDeltaNet || IsFullAttention(g, 0);
+  // What the file says of its first layer. A hybrid's key holds for all of its layers, or lists them.
+  const bool first_attends = g.mixer != Mixer::kShortConv || IsFullAttention(g, 0);
   MixRules rules(*mix, {.n_layers = g.n_layers + g.n_predict_layers,
                         .n_attention_v = static_cast<std::uint32_t>(std::ranges::count_if(shapes, is_v)),
                         .n_experts = g.n_experts,
-                        .heads_per_kv = !first_attends               ? 0
-                                        : g.mixer == Mixer::kLatent ? g.n_heads  // stored as one shared head
-                                                                    : g.n_heads / g.n_kv_heads,
+                        .heads_per_kv = first_attends ? g.n_heads / g.n_kv_heads : 0,
                         .tied_embeddings = g.tied_embeddings});
   for (TensorShape& shape : shapes) {
     PlannedTensor tensor{.name = std::move(shape.name), .ne = shape.ne, .n_dims = shape.n_dims, .fill = shape.fill};
@@ -154,8 +171,10 @@ std::string GgufHeader(const SynthPlan& plan) {
   out.Put(std::uint32_t{0x46554747});  // "GGUF"
   out.Put(std::uint32_t{3});
   out.Put(static_cast<std::uint64_t>(plan.tensors.size()));
-  out.Put(static_cast<std::uint64_t>(plan.keys.size()));
+  const std::vector<MetaKey> tokenizer = ListTokenizerKeys(plan.geometry);
+  out.Put(static_cast<std::uint64_t>(plan.keys.size() + tokenizer.size()));
   for (const MetaKey& key : plan.keys) out.PutKey(key);
+  for (const MetaKey& key : tokenizer) out.PutKey(key);
   for (const PlannedTensor& tensor : plan.tensors) {
     out.Put(std::string_view(tensor.name));
     out.Put(static_cast<std::uint32_t>(tensor.n_dims));

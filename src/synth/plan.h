@@ -12,7 +12,6 @@
 #include "synth/fill.h"
 #include "synth/geometry.h"
 #include "synth/quant_mix.h"
-#include "synth/vocabulary.h"
 
 namespace linkcpp {
 
@@ -45,7 +44,7 @@ struct PlanTotals {
 struct SynthPlan {
   Geometry geometry;  // as written: layers, experts and vocabulary as asked for
   Mix mix;
-  std::vector<MetaKey> keys;
+  std::vector<MetaKey> keys;  // all but the tokenizer's, which GgufHeader makes
   std::vector<PlannedTensor> tensors;
   std::uint64_t data_bytes = 0;  // with padding
 
@@ -53,20 +52,21 @@ struct SynthPlan {
 };
 
 struct PlanOptions {
-  std::string_view like;                      // FindGeometry
-  std::string_view type = "Q4_K_M";           // FindMix
-  std::optional<std::uint32_t> layers = {};     // default: all of the model's, and its prediction layers
-  std::optional<std::uint32_t> experts = {};    // default: the model's
+  std::string_view like;                         // FindGeometry
+  std::string_view type = "Q4_K_M";              // FindMix
+  std::optional<std::uint32_t> layers = {};      // default: all of the model's, and its prediction layers
+  std::optional<std::uint32_t> experts = {};     // default: the model's
   std::optional<std::uint32_t> vocabulary = {};  // default: the model's
 };
 
 // kRefused: a name that is not known, or a number llama.cpp could not load; the text says which and what would do.
 Result<SynthPlan> PlanSynth(const PlanOptions& options);
 
-// The header of the GGUF file, padded so that data starts right behind it.
+// The header of the GGUF file, padded so that data starts right behind it. About 10 MB with a full vocabulary.
 std::string GgufHeader(const SynthPlan& plan);
 
-// The metadata of a geometry (keys.cc). `vocabulary` becomes the tokenizer's keys.
-std::vector<MetaKey> ListKeys(const Geometry& geometry, const Mix& mix, Vocabulary vocabulary);
+// The metadata of a geometry, and that of its vocabulary (keys.cc).
+std::vector<MetaKey> ListKeys(const Geometry& geometry, const Mix& mix);
+std::vector<MetaKey> ListTokenizerKeys(const Geometry& geometry);
 
 }  // namespace linkcpp

@@ -10,10 +10,10 @@ namespace {
 using enum TensorType;
 
 constexpr Mix kMixes[] = {
-    {"F32", 0, kF32},      {"F16", 1, kF16},       {"BF16", 32, kBF16},    {"Q8_0", 7, kQ8_0},
-    {"Q4_0", 2, kQ4_0},    {"Q4_1", 3, kQ4_1},     {"Q5_0", 8, kQ5_0},     {"Q5_1", 9, kQ5_1},
-    {"Q2_K", 10, kQ2_K},   {"Q3_K_S", 11, kQ3_K},  {"Q3_K_M", 12, kQ3_K},  {"Q3_K_L", 13, kQ3_K},
-    {"Q4_K_S", 14, kQ4_K}, {"Q4_K_M", 15, kQ4_K},  {"Q5_K_S", 16, kQ5_K},  {"Q5_K_M", 17, kQ5_K},
+    {"F32", 0, kF32},      {"F16", 1, kF16},        {"BF16", 32, kBF16},     {"Q8_0", 7, kQ8_0},
+    {"Q4_0", 2, kQ4_0},    {"Q4_1", 3, kQ4_1},      {"Q5_0", 8, kQ5_0},      {"Q5_1", 9, kQ5_1},
+    {"Q2_K", 10, kQ2_K},   {"Q3_K_S", 11, kQ3_K},   {"Q3_K_M", 12, kQ3_K},   {"Q3_K_L", 13, kQ3_K},
+    {"Q4_K_S", 14, kQ4_K}, {"Q4_K_M", 15, kQ4_K},   {"Q5_K_S", 16, kQ5_K},   {"Q5_K_M", 17, kQ5_K},
     {"Q6_K", 18, kQ6_K},   {"IQ4_NL", 25, kIQ4_NL}, {"IQ4_XS", 30, kIQ4_XS}, {"MXFP4_MOE", 38, kMXFP4},
 };
 
@@ -21,7 +21,9 @@ bool SameIgnoringCase(std::string_view a, std::string_view b) {
   return std::ranges::equal(a, b, [](unsigned char x, unsigned char y) { return std::toupper(x) == std::toupper(y); });
 }
 
-bool Has(std::string_view name, std::string_view part) { return name.find(part) != std::string_view::npos; }
+bool Has(std::string_view name, std::string_view part) {
+  return name.find(part) != std::string_view::npos;
+}
 
 // "blk.7.…" -> 7; 0 for a tensor that belongs to no block.
 std::uint32_t LayerOf(std::string_view name) {
@@ -55,7 +57,9 @@ TensorType Fitting(TensorType wanted, std::uint64_t columns) {
 
 }  // namespace
 
-std::span<const Mix> KnownMixes() { return kMixes; }
+std::span<const Mix> KnownMixes() {
+  return kMixes;
+}
 
 const Mix* FindMix(std::string_view name) {
   const auto it = std::ranges::find_if(kMixes, [&](const Mix& mix) { return SameIgnoringCase(mix.name, name); });

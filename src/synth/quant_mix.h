@@ -14,8 +14,8 @@
 namespace linkcpp {
 
 struct Mix {
-  std::string_view name;         // "Q4_K_M"
-  std::uint32_t file_type = 0;   // general.file_type
+  std::string_view name;        // "Q4_K_M"
+  std::uint32_t file_type = 0;  // general.file_type
   TensorType base = TensorType::kF32;
 };
 
@@ -27,8 +27,8 @@ struct MixContext {
   std::uint32_t n_layers = 0;       // all blocks in the file, prediction layers included
   std::uint32_t n_attention_v = 0;  // tensors called attn_v, attn_qkv or attn_kv_b
   std::uint32_t n_experts = 0;
-  std::uint32_t heads_per_kv = 0;   // of the first layer; 0: it has no attention
-  bool tied_embeddings = false;     // token_embd is the output matrix too
+  std::uint32_t heads_per_kv = 0;  // of the first layer; 0: it has no attention
+  bool tied_embeddings = false;    // token_embd is the output matrix too
 };
 
 // True on the layers that get more bits: the first and last eighth, and every third between.

@@ -11,13 +11,27 @@
 namespace linkcpp {
 
 enum class TensorType : std::uint32_t {  // in files: do not renumber
-  kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ2_K = 10, kQ3_K = 11, kQ4_K = 12,
-  kQ5_K = 13, kQ6_K = 14, kIQ4_NL = 20, kIQ4_XS = 23, kBF16 = 30, kMXFP4 = 39,
+  kF32 = 0,
+  kF16 = 1,
+  kQ4_0 = 2,
+  kQ4_1 = 3,
+  kQ5_0 = 6,
+  kQ5_1 = 7,
+  kQ8_0 = 8,
+  kQ2_K = 10,
+  kQ3_K = 11,
+  kQ4_K = 12,
+  kQ5_K = 13,
+  kQ6_K = 14,
+  kIQ4_NL = 20,
+  kIQ4_XS = 23,
+  kBF16 = 30,
+  kMXFP4 = 39,
 };
 
 struct TensorTypeInfo {
   TensorType type = TensorType::kF32;
-  std::string_view name;           // as ggml prints it: "q4_K"
+  std::string_view name;  // as ggml prints it: "q4_K"
   std::uint32_t block_elements = 1;
   std::uint32_t block_bytes = 4;
 };

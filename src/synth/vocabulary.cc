@@ -10,6 +10,7 @@ constexpr std::string_view kSpace = "\u0120";  // how byte-level vocabularies wr
 constexpr std::string_view kConsonants = "bdfghjklmnprstvwyzcx";
 constexpr std::string_view kVowels = "aeiou";
 constexpr std::uint32_t kSyllables = 100;
+constexpr std::uint32_t kFixedTokens = 256 + 3;  // bytes, special ones
 static_assert(kConsonants.size() * kVowels.size() == kSyllables);
 
 std::string Utf8(std::uint32_t c) {
@@ -62,16 +63,20 @@ Word WordAt(std::uint32_t i) {
 
 }  // namespace
 
-Result<Vocabulary> MakeVocabulary(std::uint32_t n_tokens, std::uint32_t n_merges) {
+Result<void> CheckVocabulary(std::uint32_t n_tokens, std::uint32_t n_merges) {
   if (n_tokens < kLeastVocabulary || n_tokens > kGreatestVocabulary) {
     return Fail(FaultCode::kRefused, "a vocabulary of {} tokens is out of range: choose {} to {}", n_tokens,
                 kLeastVocabulary, kGreatestVocabulary);
   }
-  constexpr std::uint32_t kSpecial = 3;
-  if (n_merges == 0) n_merges = n_tokens - 256 - kSpecial;
-  if (256 + kSpecial + n_merges > n_tokens) {
+  if (n_merges > n_tokens - kFixedTokens) {
     return Fail(FaultCode::kRefused, "{} merges do not fit a vocabulary of {} tokens", n_merges, n_tokens);
   }
+  return {};
+}
+
+Vocabulary MakeVocabulary(std::uint32_t n_tokens, std::uint32_t n_merges) {
+  if (!CheckVocabulary(n_tokens, n_merges)) return {};
+  if (n_merges == 0) n_merges = n_tokens - kFixedTokens;
   Vocabulary vocabulary;
   vocabulary.tokens = ByteTokens();
   vocabulary.tokens.reserve(n_tokens);

@@ -11,10 +11,10 @@
 namespace linkcpp {
 
 struct Vocabulary {
-  std::vector<std::string> tokens;       // distinct; token i has id i
-  std::vector<std::int32_t> types;       // 1 normal, 3 control, 5 unused
-  std::vector<std::string> merges;       // "left right", most urgent first
-  std::uint32_t end_of_text = 0;         // ids
+  std::vector<std::string> tokens;  // distinct; token i has id i
+  std::vector<std::int32_t> types;  // 1 normal, 3 control, 5 unused
+  std::vector<std::string> merges;  // "left right", most urgent first
+  std::uint32_t end_of_text = 0;    // ids
   std::uint32_t start_of_turn = 0;
   std::uint32_t end_of_turn = 0;
 };
@@ -22,8 +22,11 @@ struct Vocabulary {
 inline constexpr std::uint32_t kLeastVocabulary = 320;
 inline constexpr std::uint32_t kGreatestVocabulary = 1'000'000;
 
-// n_merges: how many words to make; the tokens left over are unused ones. 0: as many as fit.
-// kRefused: n_tokens out of range, or too few for the merges.
-Result<Vocabulary> MakeVocabulary(std::uint32_t n_tokens, std::uint32_t n_merges);
+// kRefused: n_tokens out of range, or too few for so many merges.
+Result<void> CheckVocabulary(std::uint32_t n_tokens, std::uint32_t n_merges);
+
+// n_merges: how many words to make; the tokens left over are unused ones. 0: as many as fit. Numbers that
+// CheckVocabulary would refuse make an empty vocabulary.
+Vocabulary MakeVocabulary(std::uint32_t n_tokens, std::uint32_t n_merges);
 
 }  // namespace linkcpp

@@ -26,7 +26,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kChunk = 4 << 20;  // one draw and one write; near the second cache's size
 
-double Gigabytes(std::uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+double Gigabytes(std::uint64_t bytes) {
+  return static_cast<double>(bytes) / 1e9;
+}
 
 // Seeds of chunks that follow one another must not: every bit of each depends on all of seed, name and index.
 std::uint64_t ChunkSeed(std::uint64_t seed, std::string_view name, std::uint64_t index) {
