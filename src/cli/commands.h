@@ -18,5 +18,7 @@ void ReportFault(CommandContext& context, const Fault& fault, bool json = false)
 void AddJoinCommand(CLI::App& app, CommandContext& context);
 void AddSynthCommand(CLI::App& app, CommandContext& context);
 void AddOracleCommand(CLI::App& app, CommandContext& context);
+void AddManifestCommand(CLI::App& app, CommandContext& context);
+void AddShardCommand(CLI::App& app, CommandContext& context);
 
 }  // namespace linkcpp

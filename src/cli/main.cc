@@ -32,6 +32,8 @@ int Main(int argc, char** argv) {
   AddJoinCommand(app, context);
   AddSynthCommand(app, context);
   AddOracleCommand(app, context);
+  AddShardCommand(app, context);
+  AddManifestCommand(app, context);
 
   try {
     app.parse(argc, argv);
