@@ -1,6 +1,7 @@
 #include "kernel/arrange.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace linkcpp {
 namespace {
@@ -41,6 +42,30 @@ Arrangement Arrange(std::span<const SlotPair> pairs, bool may_share, ArrangeScra
   }
   if (DistinctWithin(pairs, pairs.size(), scratch)) return {.used = n_pairs, .tokens = 1};
   return {.used = 1, .tokens = n_pairs};
+}
+
+std::vector<std::vector<std::size_t>> PartsOf(std::span<const SlotPair> pairs, std::size_t most) {
+  std::vector<std::size_t> order(pairs.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return pairs[i].slot; });
+
+  std::vector<std::vector<std::size_t>> parts;
+  for (auto begin = order.begin(); begin != order.end();) {
+    const std::uint32_t slot = pairs[*begin].slot;
+    const auto end = std::find_if(begin, order.end(), [&](std::size_t i) { return pairs[i].slot != slot; });
+    const auto count = static_cast<std::size_t>(end - begin);
+    const std::size_t n_pieces = (count + most - 1) / most;
+    for (std::size_t piece = 0; piece < n_pieces; ++piece) {
+      const auto from = begin + static_cast<std::ptrdiff_t>(count * piece / n_pieces);
+      const auto to = begin + static_cast<std::ptrdiff_t>(count * (piece + 1) / n_pieces);
+      const auto length = static_cast<std::size_t>(to - from);
+      // Pieces of one slot never meet again in a part: each is more than half of one.
+      if (parts.empty() || n_pieces > 1 || parts.back().size() + length > most) parts.emplace_back();
+      parts.back().insert(parts.back().end(), from, to);
+    }
+    begin = end;
+  }
+  return parts;
 }
 
 }  // namespace linkcpp

@@ -62,18 +62,6 @@ class HiddenVariable {
   std::optional<std::string> value_;
 };
 
-// libgomp reads its environment when it is loaded, which is when the CPU backend is.
-void LimitSpin(int spin_count, LogSink& log) {
-  if (spin_count < 0 || std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
-  if (void* runtime = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD)) {
-    dlclose(runtime);
-    return;
-  }
-  setenv("GOMP_SPINCOUNT", std::to_string(spin_count).c_str(), 1);
-  log.Debug("OpenMP threads will spin {} times before they sleep", spin_count);
-}
-
-
 std::uint64_t AvailableMemory() {
   std::ifstream file("/proc/meminfo");
   std::string key;
@@ -101,7 +89,9 @@ void StopGgmlLog(LogSink& log) {
 namespace {
 
 void PrepareToLoad(const DeviceOptions& options, LogSink& log) {
-  LimitSpin(options.spin_count, log);
+  if (LimitOpenMpSpin(options.spin_count) == SpinLimit::kTooLate) {
+    log.Debug("OpenMP's threads spin for long; where cores are shared, set GOMP_SPINCOUNT={}", options.spin_count);
+  }
   if (!we_loaded) ggml_log_set(OnGgmlLog, nullptr);
   we_loaded = true;
   ForwardGgmlLog(log);

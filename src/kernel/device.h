@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "kernel/openmp_spin.h"
 
 namespace linkcpp {
 
@@ -18,12 +19,9 @@ struct DeviceOptions {
   std::string name;    // "" or "auto": the best there is (a GPU before the CPU); "cpu"; or a ggml device name, any case
   int n_threads = 0;   // CPU devices; 0: one per core
   std::string backend_path;  // load this ggml backend library and use its device (a CPU variant by path); "": all
-  // ggml's CPU backend is built with OpenMP, whose threads spin after each parallel region: for milliseconds by default,
-  // which starves everyone else on a machine with few cores, while no spin at all costs a wake-up per graph node. A short
-  // bounded spin is best where cores are shared (figures in docs/numerics.md, measured with bench/kernel_bench).
-  // Set as GOMP_SPINCOUNT before the runtime is loaded; the environment's own GOMP_SPINCOUNT or OMP_WAIT_POLICY wins; a
-  // process that has loaded the runtime already is left as it is. Negative: leave the runtime's default.
-  int spin_count = 10000;
+  // See kernel/openmp_spin.h. Counts where the OpenMP runtime comes with the backend; where it comes with the program, the
+  // program restarts itself (RestartWithOpenMpSpin). Negative: leave the runtime's default.
+  int spin_count = kDefaultSpinCount;
 };
 
 struct DeviceInfo {
@@ -49,7 +47,8 @@ class Device {
   // number stands for ggml's feature list; the C library is there because activations call its expf and tanhf. On a GPU
   // it is the device's and driver's description as far as they tell; there the bits may also depend on the batch.
   virtual const std::string& kernel_class() const = 0;
-  // True on CPUs: a row's bits do not depend on what else is in the dispatch. GPUs choose other kernels for other sizes.
+  // True on CPUs: a row's bits do not depend on what else is in the dispatch (but see kManyRows in expert_stack.h). GPUs
+  // choose other kernels for other sizes.
   virtual bool batch_invariant() const = 0;
 };
 

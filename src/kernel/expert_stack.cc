@@ -6,7 +6,6 @@
 #include <cstring>
 #include <exception>
 #include <list>
-#include <numeric>
 
 #include "kernel/arrange.h"
 #include "kernel/ggml_device.h"
@@ -224,24 +223,19 @@ Result<void> GgmlStack::RunPart(const CheckedRecipe& checked, const Recipe& reci
   return {};
 }
 
-// Pairs of one slot stay together, so that a part reads few experts' weights.
 Result<void> GgmlStack::RunInParts(const CheckedRecipe& checked, const Recipe& recipe, std::span<const float> x,
                                    std::span<const SlotPair> pairs, std::size_t most, std::span<float> y) {
   const std::size_t n_out = checked.plan.n_out();
-  std::vector<std::size_t> order(pairs.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return pairs[i].slot; });
   std::vector<SlotPair> part;
   std::vector<float> rows;
-  for (std::size_t begin = 0; begin < order.size(); begin += most) {
-    const std::span<const std::size_t> mine = std::span(order).subspan(begin, std::min(most, order.size() - begin));
+  for (const std::vector<std::size_t>& members : PartsOf(pairs, most)) {
     part.clear();
-    for (const std::size_t i : mine) part.push_back(pairs[i]);
-    rows.resize(mine.size() * n_out);
+    for (const std::size_t i : members) part.push_back(pairs[i]);
+    rows.resize(members.size() * n_out);
     const Arrangement arrangement = Arrange(part, checked.plan.input_only_projected, arrange_scratch_);
     RETURN_IF_FAULT(RunPart(checked, recipe, x, arrangement, part, rows));
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      std::memcpy(y.data() + mine[i] * n_out, rows.data() + i * n_out, n_out * sizeof(float));
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      std::memcpy(y.data() + members[i] * n_out, rows.data() + i * n_out, n_out * sizeof(float));
     }
   }
   return {};
@@ -267,7 +261,7 @@ Result<void> GgmlStack::Run(const Recipe& recipe, std::span<const float> x, std:
 
   // ggml's CPU backend also keeps a table of [slots x pairs] row numbers.
   const std::uint64_t bytes_per_pair = checked->plan.floats_per_pair() * sizeof(float) + n_slots_ * std::uint64_t{8};
-  const std::size_t most = std::max<std::size_t>(1, kMaxComputeBytes / bytes_per_pair);
+  const std::size_t most = std::max<std::size_t>(2 * kManyRows, kMaxComputeBytes / bytes_per_pair);
   if (pairs.size() <= most) {
     return RunPart(*checked, recipe, x, Arrange(pairs, checked->plan.input_only_projected, arrange_scratch_), pairs, y);
   }

@@ -45,6 +45,12 @@ struct ExpertSlabs {
   std::array<Slabs, kProjections> projections;
 };
 
+// ggml's CPU kernels on x86 multiply most K-quants (in plain buffers) in another order when an expert has at least this
+// many rows in a graph (ggml 0.27, tiled.cpp; tests in expert_stack_test.cc). So bits depend on one thing besides the row:
+// whether the dispatch has fewer than kManyRows pairs of its slot, or not. To have the bits of a host that computes a
+// whole batch in one graph, send all of an expert's pairs in one dispatch, or in pieces of at least kManyRows.
+inline constexpr std::uint32_t kManyRows = 8;
+
 struct SlotPair {
   std::uint32_t row = 0;   // index into x
   std::uint32_t slot = 0;
@@ -74,7 +80,8 @@ class ExpertStack {
   virtual Result<Lengths> Check(const Recipe& recipe) = 0;
 
   // x: [n_rows, n_in] f32, y: [pairs.size(), n_out] f32, row-major, caller-owned, must not overlap. y[i] answers pairs[i].
-  // Bits depend only on (expert bytes, row, recipe, kernel class), not on the batch (if Device::batch_invariant).
+  // Bits depend only on (expert bytes, row, recipe, kernel class) and on which side of kManyRows the number of the slot's
+  // pairs lies; on nothing else of the batch (if Device::batch_invariant).
   // NaN and infinities pass through as arithmetic has them. One thread at a time per Device.
   // kRefused: as Check; a row or slot out of range, a slot that holds nothing, sizes of x or y that do not fit.
   // kLocal: no memory, or the device failed.

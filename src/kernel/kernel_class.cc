@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <format>
 #include <fstream>
 
@@ -56,6 +57,15 @@ std::string MathLibrary() {
   return name;
 }
 
+// Switches that make ggml's CPU backend multiply in another order.
+std::string Switches() {
+  std::string text;
+  for (const char* name : {"GGML_CPU_TILED_MM", "GGML_CPU_TILED_MM_FORCE"}) {
+    if (const char* value = std::getenv(name)) text += std::format("/{}={}", name, value);
+  }
+  return text;
+}
+
 // Driver versions as the kernel tells them; ggml does not.
 std::string Driver() {
   for (const char* path : {"/proc/driver/nvidia/version", "/sys/module/nvidia/version", "/sys/module/amdgpu/version"}) {
@@ -75,7 +85,7 @@ std::string KernelClass(ggml_backend_dev_t device) {
   std::string text = std::format("ggml-{}/{}/", ggml_version(), backend);
   if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
     const void* symbol = ggml_backend_reg_get_proc_address(registration, "ggml_backend_set_n_threads");
-    text += std::format("{}/{:08x}/{}", VariantOf(symbol), FeatureNumber(registration), MathLibrary());
+    text += std::format("{}/{:08x}/{}{}", VariantOf(symbol), FeatureNumber(registration), MathLibrary(), Switches());
   } else {
     text += ggml_backend_dev_description(device);
     if (const std::string driver = Driver(); !driver.empty()) text += "/" + driver;
