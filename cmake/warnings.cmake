@@ -4,5 +4,6 @@ target_compile_options(linkcpp_warnings INTERFACE
   -Wno-missing-field-initializers)  # designated initialisers name what differs from the defaults
 if(LINKCPP_SANITIZE)
   # Instrumented code confuses these two flow analyses.
-  target_compile_options(linkcpp_warnings INTERFACE -Wno-maybe-uninitialized -Wno-stringop-overflow)
+  target_compile_options(linkcpp_warnings INTERFACE
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>)
 endif()

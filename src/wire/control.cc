@@ -11,6 +11,16 @@
 #endif
 
 namespace linkcpp {
+
+// Not in the unnamed namespace: glaze declares a variable of each type that it reflects, which needs linkage.
+struct ControlErrorBody {
+  std::string code;
+  std::string message;
+};
+struct ControlErrorReply {
+  ControlErrorBody error;
+};
+
 namespace {
 
 // A peer's text ends where it ends, everything in it must be JSON, and null is the same as nothing said.
@@ -23,14 +33,6 @@ constexpr ReadOptions kRead{{.null_terminated = false, .error_on_unknown_keys = 
 
 struct WriteOptions : glz::opts {
   bool escape_control_characters = true;
-};
-
-struct ErrorBody {
-  std::string code;
-  std::string message;
-};
-struct ErrorReply {
-  ErrorBody error;
 };
 
 }  // namespace
@@ -52,11 +54,11 @@ Result<T> FromJson(std::string_view text) {
 }
 
 std::string ErrorJson(FaultCode code, std::string_view message) {
-  return ToJson(ErrorReply{{std::string(FaultCodeName(code)), std::string(message)}});
+  return ToJson(ControlErrorReply{{std::string(FaultCodeName(code)), std::string(message)}});
 }
 
 std::string ErrorMessage(std::string_view json) {
-  const auto reply = FromJson<ErrorReply>(json);
+  const auto reply = FromJson<ControlErrorReply>(json);
   return reply ? reply->error.message : std::string();
 }
 
