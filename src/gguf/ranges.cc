@@ -19,6 +19,12 @@ bool IsAll(std::string_view text) {
   return text.empty() || text == "all";
 }
 
+// "16 is out of range" -> "expert 16 is out of range"
+std::unexpected<Fault> Named(const Fault& fault, std::string_view what) {
+  if (fault.code == FaultCode::kRefused) return Fail(fault.code, "{} {}", what, fault.text);
+  return Wrap(fault, what);
+}
+
 }  // namespace
 
 Result<std::vector<std::uint16_t>> ParseRanges(std::string_view text, std::uint32_t limit) {
@@ -73,13 +79,13 @@ Result<std::vector<std::uint16_t>> ParseLayers(std::string_view text, const Mode
     return layers;
   }
   auto layers = ParseRanges(text, model.moe_layers().back().layer.value + 1u);
-  return layers ? layers : Wrap(layers.error(), "layer");
+  return layers ? layers : Named(layers.error(), "layer");
 }
 
 Result<std::vector<std::uint16_t>> ParseExperts(std::string_view text, const ModelFile& model) {
   RETURN_IF_FAULT(model.RequireExperts());
   auto experts = ParseRanges(text, model.max_experts());
-  return experts ? experts : Wrap(experts.error(), "expert");
+  return experts ? experts : Named(experts.error(), "expert");
 }
 
 }  // namespace linkcpp

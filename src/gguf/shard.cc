@@ -51,7 +51,9 @@ Result<void> Check(const ModelFile& model, const Manifest& manifest, std::span<c
 Result<Shard> Shard::Plan(const ModelFile& model, const Manifest& manifest, std::span<const std::uint16_t> layers,
                           std::span<const std::uint16_t> experts) try {
   RETURN_IF_FAULT(Check(model, manifest, layers, experts));
-  const auto alignment = static_cast<std::uint32_t>(model.Integer("general.alignment").value_or(32));
+  // Larger ones exist only to waste space: the header is padded to it.
+  const auto alignment =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(model.Integer("general.alignment").value_or(32), 65536));
   GgufWriter writer(alignment);
   PutModelKeys(writer, model);
   writer.U32("general.alignment", alignment);

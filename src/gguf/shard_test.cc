@@ -175,8 +175,8 @@ TEST_F(ShardTest, WhatDoesNotExistIsRefusedByName) {
   EXPECT_EQ(Plan({0}, {1, 1}).error().code, FaultCode::kRefused);
   EXPECT_EQ(Plan({2, 0}, {1}).error().code, FaultCode::kRefused);
   EXPECT_THAT(ParseLayers("all", *model_).value(), ElementsAre(0, 2));
-  EXPECT_THAT(ParseLayers("0:4", *model_).error().text, HasSubstr("layer: 3 is out of range: 0 to 2 exist"));
-  EXPECT_THAT(ParseExperts("4", *model_).error().text, HasSubstr("expert: 4 is out of range: 0 to 3 exist"));
+  EXPECT_THAT(ParseLayers("0:4", *model_).error().text, HasSubstr("layer 3 is out of range: 0 to 2 exist"));
+  EXPECT_THAT(ParseExperts("4", *model_).error().text, HasSubstr("expert 4 is out of range: 0 to 3 exist"));
 }
 
 TEST_F(ShardTest, AManifestOfAnotherModelIsRefused) {
