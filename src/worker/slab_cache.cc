@@ -53,7 +53,7 @@ std::string SlabCache::PathOf(const Hash& hash) const {
 }
 
 bool SlabCache::Has(const Hash& hash, std::uint64_t size_bytes) const {
-  struct stat info {};
+  struct stat info{};
   return ::stat(PathOf(hash).c_str(), &info) == 0 && static_cast<std::uint64_t>(info.st_size) == size_bytes;
 }
 
@@ -85,10 +85,11 @@ Result<void> SlabCache::Put(const Hash& hash, std::span<const std::byte> bytes) 
 Result<void> SlabCache::Get(const Hash& hash, std::span<std::byte> out) const {
   const std::string path = PathOf(hash);
   if (!Has(hash, out.size())) {
-    struct stat info {};
+    struct stat info{};
     if (::stat(path.c_str(), &info) != 0) return Fail(FaultCode::kRefused, "slab {} is not in the cache", hash.Hex());
     ::unlink(path.c_str());
-    return Fail(FaultCode::kRefused, "cached slab {} has {} bytes instead of {} and was deleted", path, info.st_size, out.size());
+    return Fail(FaultCode::kRefused, "cached slab {} has {} bytes instead of {} and was deleted", path, info.st_size,
+                out.size());
   }
   ASSIGN_OR_RETURN(File file, File::Open(path, O_RDONLY));
   RETURN_IF_FAULT(file.ReadAt(0, out));
@@ -99,18 +100,14 @@ Result<void> SlabCache::Get(const Hash& hash, std::span<std::byte> out) const {
   return {};
 }
 
-std::string DefaultCacheDir() {
-  if (const char* dir = std::getenv("XDG_CACHE_HOME"); dir != nullptr && dir[0] == '/') return std::string(dir) + "/linkcpp";
-  if (const char* home = std::getenv("HOME"); home != nullptr && home[0] == '/') return std::string(home) + "/.cache/linkcpp";
-  return std::format("/var/tmp/linkcpp-{}", ::getuid());
-}
-
 std::uint64_t FreeDiskBytes(const std::string& dir) {
-  struct statvfs info {};
+  struct statvfs info{};
   return ::statvfs(dir.c_str(), &info) == 0 ? static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize : 0;
 }
 
-bool IsDiskFull(int error_number) { return error_number == ENOSPC || error_number == EDQUOT; }
+bool IsDiskFull(int error_number) {
+  return error_number == ENOSPC || error_number == EDQUOT;
+}
 
 std::string DiskReason(int error_number) {
   if (IsDiskFull(error_number)) return "the disk is full: free some space, or choose another folder with --cache";

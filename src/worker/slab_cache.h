@@ -39,9 +39,6 @@ class SlabCache {
   std::string dir_;
 };
 
-// $XDG_CACHE_HOME/linkcpp, else ~/.cache/linkcpp, else /var/tmp/linkcpp-<uid>.
-std::string DefaultCacheDir();
-
 // Free bytes for us on the file system of `dir`; 0 if unknown.
 std::uint64_t FreeDiskBytes(const std::string& dir);
 

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "gguf/manifest.h"
 #include "kernel/expert_stack.h"
 #include "net/tcp.h"
 #include "worker/backbone_link.h"
@@ -59,7 +60,9 @@ class WorkerImpl final : public Worker {
         log_(log),
         on_progress_(std::move(on_progress)),
         net_(TcpNet::Create(log)),
-        rack_([this](const ExpertShape& shape, std::uint32_t n_slots) { return ExpertStack::Create(shape, n_slots, *device_); }),
+        rack_([this](const ExpertShape& shape, std::uint32_t n_slots) {
+          return ExpertStack::Create(shape, n_slots, *device_);
+        }),
         dispatcher_(rack_, log),
         loader_({.memory_bytes = options_.memory_bytes}, rack_, cache_, HttpClient::Create(options_.coordinator), log,
                 [this] { OnHoldingsChanged(); }),
@@ -115,11 +118,11 @@ class WorkerImpl final : public Worker {
   ControlSession poll_;     // the poll thread's
 
   std::mutex mutex_;
-  Membership membership_;             // guarded by mutex_
-  std::optional<Fault> fatal_;        // guarded by mutex_
-  std::string control_error_;         // guarded by mutex_; why the coordinator can not be used right now
-  std::string refusal_;               // guarded by mutex_; why we are not admitted
-  std::atomic<bool> away_{false};     // the coordinator does not answer
+  Membership membership_;          // guarded by mutex_
+  std::optional<Fault> fatal_;     // guarded by mutex_
+  std::string control_error_;      // guarded by mutex_; why the coordinator can not be used right now
+  std::string refusal_;            // guarded by mutex_; why we are not admitted
+  std::atomic<bool> away_{false};  // the coordinator does not answer
   std::atomic<bool> rejoin_{true};
   std::atomic<bool> report_now_{false};
 
@@ -139,7 +142,11 @@ bool WorkerImpl::Fatal(const std::string& text) {
 void WorkerImpl::Follow(const ControlFault& fault, std::string_view doing) {
   switch (fault.state) {
     case ControlState::kUnknownNode: rejoin_ = true; break;
-    case ControlState::kFatal: Fatal(std::format("the coordinator refused {}: {}", doing, fault.text)); return;
+    case ControlState::kRefused:  // a coordinator that has changed under us, with another model perhaps
+      log_.Warning("{}: {}; joining again", doing, fault.text);
+      rejoin_ = true;
+      break;
+    case ControlState::kFatal: Fatal(std::format("{}: {}", doing, fault.text)); return;
     case ControlState::kAway: {
       const bool was_away = away_.exchange(true);
       if (!was_away) log_.Warning("the coordinator does not answer ({}): {}; trying again", doing, fault.text);
@@ -157,7 +164,8 @@ ControlResult<std::vector<LayerHoldings>> WorkerImpl::Dowry() {
   if (!models) return std::unexpected(models.error());
   const ModelSummary* model = nullptr;
   for (const ModelSummary& summary : models->models) {
-    const bool it = options_.model.empty() ? models->models.size() == 1 : options_.model == summary.name || options_.model == summary.model_id;
+    const bool it = options_.model.empty() ? models->models.size() == 1
+                                           : options_.model == summary.name || options_.model == summary.model_id;
     if (it) model = &summary;
   }
   if (model == nullptr) return {};
@@ -197,7 +205,9 @@ bool WorkerImpl::TryJoin() {
     catalog = membership_.catalog;
   }
   if (!catalog || catalog->model_id() != reply->model_id || catalog->model_name() != reply->model_name) {
-    const auto leave = [&] { control_.Leave(reply->node_id); };  // or it would stand there as a ghost until it times out
+    const auto leave = [&] {
+      control_.Leave(reply->node_id);
+    };  // or it would stand there as a ghost until it times out
     const auto detail = control_.Model(reply->model_name);
     if (!detail) {
       leave();
@@ -210,8 +220,8 @@ bool WorkerImpl::TryJoin() {
     }
     catalog = std::make_shared<const Catalog>(std::move(*made));
   }
-  log_.Info("joined as {} for {}, giving {} on {}", reply->node_id, reply->model_name, FormatByteSize(options_.memory_bytes),
-            device_->info().name);
+  log_.Info("joined as {} for {}, giving {} on {}", reply->node_id, reply->model_name,
+            FormatByteSize(options_.memory_bytes), device_->info().name);
   const std::lock_guard lock(mutex_);
   membership_ = {.node_id = reply->node_id,
                  .model_name = reply->model_name,
@@ -302,8 +312,9 @@ Result<void> WorkerImpl::Run() {
   while (!wake_.stopped()) {
     const auto now = steady_clock::now();
     if (rejoin_ && now >= next_try) {
-      retry = TryJoin() ? kRetryFirst : std::min(retry * 2, kRetryMost);
-      next_try = steady_clock::now() + retry;
+      const bool joined = TryJoin();
+      next_try = steady_clock::now() + (joined ? milliseconds(seconds(1)) : retry);
+      retry = joined ? kRetryFirst : std::min(retry * 2, kRetryMost);
       next_report = steady_clock::now();
     } else if (!rejoin_ && (report_now_.exchange(false) || now >= next_report)) {
       SendReport(State());
@@ -389,8 +400,9 @@ void WorkerImpl::ApplyOrders(const Membership& membership, const NodeOrders& ord
     if (!refusal.empty() && refusal != refusal_) log_.Warning("{}", refusal);
     refusal_ = refusal;
   }
-  const WorkerIdentity identity{
-      .node_id = membership.node_id, .model_id = membership.catalog->model_id(), .kernel_class = device_->kernel_class()};
+  const WorkerIdentity identity{.node_id = membership.node_id,
+                                .model_id = membership.catalog->model_id(),
+                                .kernel_class = device_->kernel_class()};
   std::vector<std::unique_ptr<BackboneLink>> leaving;  // destroyed without the lock: closing takes a moment
   {
     const std::lock_guard lock(peers_mutex_);
@@ -412,7 +424,8 @@ void WorkerImpl::ApplyOrders(const Membership& membership, const NodeOrders& ord
       }
     }
     for (auto it = peers_.begin(); it != peers_.end();) {
-      const bool listed = std::ranges::any_of(orders.backbones, [&](const BackboneRef& ref) { return ref.backbone_id == it->first; });
+      const bool listed =
+          std::ranges::any_of(orders.backbones, [&](const BackboneRef& ref) { return ref.backbone_id == it->first; });
       if (listed && orders.admitted) {
         ++it;
       } else if (it->second.link->connected() && orders.admitted) {
@@ -495,7 +508,8 @@ Result<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& wanted, LogS
     return Fail(FaultCode::kLocal, "{} were offered, {} has {}", FormatByteSize(options.memory_bytes),
                 device->info().is_gpu ? device->info().name : "this machine", FormatByteSize(there_is));
   }
-  return std::make_unique<WorkerImpl>(std::move(options), std::move(device), std::move(cache), std::move(seat), log, std::move(on_progress));
+  return std::make_unique<WorkerImpl>(std::move(options), std::move(device), std::move(cache), std::move(seat), log,
+                                      std::move(on_progress));
 } catch (const std::exception& error) {
   return Fail(FaultCode::kLocal, "can not start a worker: {}", error.what());
 }
