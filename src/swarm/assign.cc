@@ -1,6 +1,7 @@
 #include "swarm/assign.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 namespace linkcpp {
@@ -8,6 +9,13 @@ namespace {
 
 // Pairs of one expert stay together up to this many: a holder reads the expert's weights once for all of them.
 constexpr std::size_t kTogether = 64;
+
+// How many of `left` pairs of one expert to take when `most` are wanted: all of them, or so many that what is taken and
+// what is left both have kManyPairs at least.
+std::size_t Piece(std::size_t left, std::size_t most) {
+  most = std::max(most, kManyPairs);
+  return left < most + kManyPairs ? left : most;
+}
 
 }  // namespace
 
@@ -28,7 +36,7 @@ std::vector<Assignment> AssignPairs(std::vector<PairGroup> groups,
     std::span<const std::uint32_t> rest = group.pairs;
     while (!rest.empty()) {
       const bool alone = group.candidates.size() == 1;
-      const std::span<const std::uint32_t> part = rest.first(alone ? rest.size() : std::min(rest.size(), kTogether));
+      const std::span<const std::uint32_t> part = rest.first(alone ? rest.size() : Piece(rest.size(), kTogether));
       rest = rest.subspan(part.size());
       WorkerNumber best = group.candidates.front();
       if (!alone) {
@@ -56,6 +64,34 @@ std::vector<Assignment> AssignPairs(std::vector<PairGroup> groups,
   std::ranges::sort(chosen, {}, &Assignment::worker);
   for (Assignment& assignment : chosen) std::ranges::sort(assignment.pairs);
   return chosen;
+}
+
+std::vector<std::vector<std::uint32_t>> CutIntoFrames(std::vector<std::uint32_t> pairs,
+                                                      const std::function<ExpertId(std::uint32_t pair)>& expert_of,
+                                                      std::size_t most, bool one_each) {
+  std::vector<std::vector<std::uint32_t>> frames;
+  if (!one_each && pairs.size() <= most) {
+    frames.push_back(std::move(pairs));
+    return frames;
+  }
+  std::ranges::stable_sort(pairs, {}, expert_of);
+  std::span<const std::uint32_t> rest = pairs;
+  while (!rest.empty()) {
+    const ExpertId expert = expert_of(rest.front());
+    const auto end = std::ranges::find_if(rest, [&](std::uint32_t pair) { return expert_of(pair) != expert; });
+    std::span<const std::uint32_t> group = rest.first(static_cast<std::size_t>(end - rest.begin()));
+    rest = rest.subspan(group.size());
+    if (!one_each && !frames.empty() && frames.back().size() + group.size() <= most) {
+      frames.back().insert(frames.back().end(), group.begin(), group.end());
+      continue;
+    }
+    while (!group.empty()) {
+      const std::size_t size = Piece(group.size(), most);
+      frames.emplace_back(group.begin(), group.begin() + static_cast<std::ptrdiff_t>(size));
+      group = group.subspan(size);
+    }
+  }
+  return frames;
 }
 
 }  // namespace linkcpp

@@ -1,11 +1,14 @@
 #include "swarm/assign.h"
 
+#include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
 
 #include "swarm/link_cost.h"
+
+#include "base/rng.h"
 
 namespace linkcpp {
 namespace {
@@ -102,6 +105,47 @@ TEST(LinkCostTest, ASlowWorkerIsTriedAgainAfterAWhile) {
   for (int i = 0; i < 100; ++i) cost.Observe(8, 200'000, 1'000, now);
   EXPECT_GT(cost.ExpectedUs(8, now), 190'000);
   EXPECT_LT(cost.ExpectedUs(8, now + std::chrono::minutes(3)), 2'000);
+}
+
+// ggml's bits change at kManyPairs rows of an expert, so no cut may move an expert to the other side.
+TEST(CutIntoFrames, NeverMovesAnExpertAcrossManyPairs) {
+  Rng rng(5);
+  for (int round = 0; round < 500; ++round) {
+    const std::size_t n_pairs = 1 + rng.Below(300);
+    std::vector<std::uint16_t> experts(n_pairs);
+    for (auto& expert : experts) expert = static_cast<std::uint16_t>(rng.Below(1 + rng.Below(20)));
+    std::map<std::uint16_t, std::size_t> whole;
+    std::vector<std::uint32_t> pairs(n_pairs);
+    for (std::uint32_t i = 0; i < n_pairs; ++i) {
+      pairs[i] = i;
+      ++whole[experts[i]];
+    }
+    const std::size_t most = 1 + rng.Below(100);
+    std::vector<int> seen(n_pairs);
+    for (const auto& frame : CutIntoFrames(pairs, [&](std::uint32_t i) { return ExpertId(experts[i]); }, most, rng.Below(2) == 0)) {
+      EXPECT_LT(frame.size(), std::max(most, kManyPairs) + kManyPairs);
+      std::map<std::uint16_t, std::size_t> here;
+      for (const std::uint32_t pair : frame) {
+        ++seen[pair];
+        ++here[experts[pair]];
+      }
+      for (const auto& [expert, count] : here) EXPECT_EQ(count >= kManyPairs, whole[expert] >= kManyPairs);
+    }
+    EXPECT_TRUE(std::ranges::all_of(seen, [](int count) { return count == 1; }));
+  }
+}
+
+TEST(AssignPairs, CutsABigGroupIntoLargePieces) {
+  for (std::uint32_t n = 1; n < 300; ++n) {
+    PairGroup group{ExpertId(3), {}, {1, 2, 3}};
+    for (std::uint32_t i = 0; i < n; ++i) group.pairs.push_back(i);
+    std::size_t total = 0;
+    for (const Assignment& part : AssignPairs({group}, [](WorkerNumber, std::uint32_t pairs) { return 1.0 * pairs; }, 0)) {
+      total += part.pairs.size();
+      EXPECT_EQ(part.pairs.size() >= kManyPairs, n >= kManyPairs) << n;
+    }
+    EXPECT_EQ(total, n);
+  }
 }
 
 }  // namespace

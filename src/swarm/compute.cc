@@ -17,6 +17,7 @@ constexpr auto kBusyWait = std::chrono::milliseconds(5);
 constexpr auto kLeastHedge = std::chrono::milliseconds(50);
 constexpr double kHedgeFactor = 8;           // times what was expected
 constexpr std::uint32_t kLeastFramePairs = 16;
+constexpr std::uint32_t kFirstFramePairs = 512;  // of a worker whose speed with large frames is not known yet
 
 void Relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -112,6 +113,7 @@ Result<void> SwarmCore::Compute(LayerId layer, const Recipe& recipe, std::span<c
     done = Run(call);
   } catch (const std::exception& error) {  // memory; the call must be let go of all the same
     done = Fail(FaultCode::kLocal, "layer {}: {}", layer.value, error.what());
+    row_in_frame_.clear();
   }
   // Nobody may touch the call, x or y once this returns. A row being written is a copy in memory and ends soon.
   std::unique_lock lock(mutex_);
@@ -309,11 +311,9 @@ Result<std::vector<std::pair<SwarmCore::WorkerPtr, std::shared_ptr<Flight>>>> Sw
   for (AskedGroup& group : groups) assignable.push_back(std::move(group));
   for (const Assignment& assignment : AssignPairs(std::move(assignable), finish_us, kFrameUs)) {
     const WorkerPtr& worker = workers_.at(assignment.worker);
-    std::span<const std::uint32_t> rest = assignment.pairs;
-    const std::size_t cap = FrameCap(*worker, call, now);
-    while (!rest.empty()) {
-      const auto part = rest.first(std::min(rest.size(), cap));
-      rest = rest.subspan(part.size());
+    const bool one_by_one = worker->doubted.erase(call.layer.value) != 0;
+    const auto expert_of = [&](std::uint32_t pair) { return call.pairs[pair].expert; };
+    for (const auto& part : CutIntoFrames(assignment.pairs, expert_of, FrameCap(*worker, call, now), one_by_one)) {
       auto flight = std::make_shared<Flight>();
       flight->id = next_id_++;
       flight->worker = worker->number;
@@ -352,6 +352,7 @@ std::uint32_t SwarmCore::FrameCap(const WorkerLink& worker, const Call& call, Ti
   cap = std::min(cap, kMaxDataPayloadBytes / RowBytes(Fitting(options_.row_type, call.n_in), call.n_in));
   cap = std::min(cap, kMaxDataPayloadBytes / RowBytes(Fitting(options_.reply_type, call.n_out), call.n_out));
   auto pairs = static_cast<std::uint32_t>(std::max<std::uint64_t>(cap, 1));
+  if (!worker.cost.measured(kFirstFramePairs)) pairs = std::min(pairs, kFirstFramePairs);
   if (worker.cost.measured()) {
     const double most_us = std::chrono::duration<double, std::micro>(options_.deadline).count() / 4;
     while (pairs > kLeastFramePairs && worker.cost.ExpectedUs(pairs, now) > most_us) pairs /= 2;

@@ -228,8 +228,8 @@ Result<void> SwarmCore::On(WorkerLink& worker, const ResultMessage& result, std:
     flight->state = Flight::State::kAnswered;
     call = std::exchange(flight->call, nullptr);
     if (call == nullptr) return {};  // late: its pairs were answered otherwise
-    call->PutDown(*flight);
     positions = call->Claim(flight->pairs);
+    call->PutDown(*flight);
     if (positions.empty()) return {};
   }
   // The claim keeps the call alive: Compute does not return while a row is being written.
@@ -243,9 +243,14 @@ Result<void> SwarmCore::On(WorkerLink& worker, const ResultMessage& result, std:
       UnpackRows(flight->reply_type, row, flight->n_out, std::span(y, flight->n_out));
     }
   }
-  std::lock_guard lock(mutex_);
-  call->Wrote(positions.size());
-  if (call->remaining() == 0 || call->ending) SignalLocked();
+  bool done = false;
+  {
+    std::lock_guard lock(mutex_);
+    call->Wrote(positions.size());
+    done = call->remaining() == 0 || call->ending;
+    if (done) signalled_.store(true, std::memory_order_release);
+  }
+  if (done) wake_.notify_one();  // without the lock: the woken thread wants it
   return {};
 }
 
@@ -269,8 +274,14 @@ Result<void> SwarmCore::On(WorkerLink& worker, const FaultMessage& fault) {
       FailFlightLocked(worker, *flight, Flight::State::kFailed, said);
       return Fail(FaultCode::kMalformed, "the worker could not decode dispatch {}: {}", fault.id, said.text);
     }
-    if (fault.code == FaultCode::kRefused) {  // it does not hold them, or not for this recipe; a new Holdings may say so again
-      for (const std::uint16_t expert : flight->experts) table_.Drop(worker.number, {flight->layer, ExpertId(expert)});
+    if (fault.code == FaultCode::kRefused) {
+      // It does not hold one of them, or not for this recipe. Which one shows when they are asked for one by one; a new
+      // Holdings message may bring it back.
+      if (flight->experts.size() == 1) {
+        table_.Drop(worker.number, {flight->layer, ExpertId(flight->experts.front())});
+      } else {
+        worker.doubted.insert(flight->layer.value);
+      }
     } else {
       worker.avoid_until = now + kAvoidAfterFault * ++worker.faults_in_a_row;
     }
@@ -295,6 +306,7 @@ Result<void> SwarmCore::On(WorkerLink& worker, const HoldingsMessage& holdings) 
     worker.heard_at = clock_.Now();
     if (worker.lost || worker.leaving) return {};
     table_.Replace(worker.number, std::move(lists));
+    worker.doubted.clear();
     covered = table_.covered_slices();
   }
   log_.Debug("worker {} holds {} slices; {} have a holder", worker.node_id, n_slices, covered);

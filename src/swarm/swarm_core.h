@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -33,6 +34,7 @@ struct WorkerLink {
   std::map<std::uint64_t, std::shared_ptr<Flight>> flights;  // by id, so in the order sent
   bool lost = false;     // nothing is sent to it or believed from it any more; on_close follows
   bool leaving = false;  // said goodbye: answers what it has, gets no more
+  std::set<std::uint16_t> doubted;  // layers of which a frame with several experts was refused: next time one by one
   int faults_in_a_row = 0;
   TimePoint avoid_until{};  // it said busy or failed: others first
   TimePoint progress_at{};  // its last answer

@@ -116,7 +116,7 @@ TEST_F(SwarmTest, BigLayersAreSplitIntoFramesOfOneWave) {
   Make(options);
   FakeWorker& worker = Add("a", {{0, "0:8"}});
   ASSERT_TRUE(Ask({0, 1, 2, 3, 4, 5, 6, 7}, 64).has_value());
-  EXPECT_THAT(worker.dispatches, SizeIs(6));  // 512 pairs
+  EXPECT_THAT(worker.dispatches, SizeIs(8));  // 64 pairs of each expert: none is cut
   EXPECT_EQ(swarm->Report().round_trips, 1u);
 }
 
@@ -252,6 +252,24 @@ TEST_F(SwarmTest, ARefusalDropsThatHoldingOnly) {
   a.Hold({{0, "0:8"}});
   net.RunFor(milliseconds(1));
   EXPECT_EQ(swarm->CoveredSlices(), 8u);
+}
+
+TEST_F(SwarmTest, OfARefusedFrameOnlyTheExpertThatIsMissingIsDropped) {
+  Make();
+  FakeWorker& a = Add("a", {{0, "0:8"}});
+  a.mood = [&] {  // it has just dropped expert 3
+    const auto& asked = a.dispatches[a.n_answered].pairs;
+    return std::ranges::contains(asked, 3, &PairMessage::expert) ? Mood::kRefuses : Mood::kHonest;
+  };
+  ASSERT_TRUE(Ask({0, 1, 2, 3, 4}).has_value());
+  EXPECT_EQ(swarm->Report().pairs_local, 5u);
+  ASSERT_TRUE(Ask({0, 1, 2, 3, 4}).has_value());  // one frame each
+  EXPECT_EQ(swarm->Report().pairs_local, 6u);
+  EXPECT_EQ(swarm->CoveredSlices(), 7u);
+  ASSERT_TRUE(Ask({0, 1, 2, 3, 4}).has_value());
+  EXPECT_EQ(swarm->Report().pairs_local, 7u);
+  EXPECT_THAT(a.dispatches, SizeIs(7));
+  EXPECT_FALSE(a.closed);
 }
 
 TEST_F(SwarmTest, AFailingWorkerIsGivenUpAfterAWhile) {

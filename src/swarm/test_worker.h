@@ -78,6 +78,7 @@ class FakeWorker {
   bool closed = false;
   std::string closed_because;
   std::vector<DispatchMessage> dispatches;
+  std::size_t n_answered = 0;  // well or badly
 
  private:
   Result<void> OnFrame(const FrameView& frame) {
@@ -110,7 +111,9 @@ class FakeWorker {
                  std::span(y).subspan(i * n_out_, n_out_));
     }
     ResultMessage result{dispatch.id, dispatch.reply_type, n_pairs, n_out_, 10};
-    switch (mood()) {
+    const Mood today = mood();
+    ++n_answered;
+    switch (today) {
       case Mood::kHonest: break;
       case Mood::kStalls: return;
       case Mood::kBusy: return Say(FaultMessage{dispatch.id, FaultCode::kBusy, "too much to do"});
