@@ -190,30 +190,36 @@ asio::awaitable<void> DialLoop(std::shared_ptr<Dialling> dialling, Transport& tr
 
 class AsioTcpNet final : public TcpNet {
  public:
-  explicit AsioTcpNet(LogSink& log) : transport_(log), work_(asio::make_work_guard(transport_.io)) {
+  explicit AsioTcpNet(LogSink& log) : transport_(std::make_shared<Transport>(log)), work_(asio::make_work_guard(transport_->io)) {
     // Signals belong to the host's own threads.
     sigset_t all;
     sigset_t before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     std::promise<void> named;
-    thread_ = std::thread([this, go = named.get_future()]() mutable {
+    thread_ = std::thread([transport = transport_, go = named.get_future()]() mutable {
       go.wait();
-      Run();
+      Run(*transport);
     });
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    transport_.thread_id = thread_.get_id();
+    transport_->thread_id = thread_.get_id();
     named.set_value();
   }
 
   ~AsioTcpNet() override {
+    if (std::this_thread::get_id() == transport_->thread_id) {
+      // The last owner was a handler. A thread cannot wait for its own end; it takes the transport down as it returns.
+      transport_->io.stop();
+      thread_.detach();
+      return;
+    }
     // Last words of links that were just closed. A peer that does not listen can hold us up for so long only.
     const auto deadline = steady_clock::now() + std::chrono::milliseconds(500);
     std::promise<void> turned;  // what was posted before has run
-    asio::post(transport_.io, [&] { turned.set_value(); });
+    asio::post(transport_->io, [&] { turned.set_value(); });
     turned.get_future().wait();
-    while (transport_.n_closing > 0 && steady_clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    transport_.io.stop();
+    while (transport_->n_closing > 0 && steady_clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    transport_->io.stop();
     thread_.join();
   }
 
@@ -228,11 +234,11 @@ class AsioTcpNet final : public TcpNet {
       asio::error_code error;
       tcp::endpoint endpoint(asio::ip::make_address(at.host, error), at.port);
       if (error) {
-        const auto found = tcp::resolver(transport_.io).resolve(at.host, std::to_string(at.port), tcp::resolver::passive, error);
+        const auto found = tcp::resolver(transport_->io).resolve(at.host, std::to_string(at.port), tcp::resolver::passive, error);
         if (error || found.empty()) return Fail(FaultCode::kLocal, "cannot listen on {}: the name {} does not resolve", address, at.host);
         endpoint = found.begin()->endpoint();
       }
-      auto listening = std::make_shared<Listening>(transport_, std::move(tls), std::move(on_link));
+      auto listening = std::make_shared<Listening>(*transport_, std::move(tls), std::move(on_link));
       tcp::acceptor& acceptor = listening->acceptor;
       acceptor.open(endpoint.protocol(), error);
       if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
@@ -240,7 +246,7 @@ class AsioTcpNet final : public TcpNet {
       if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
       if (error) return CannotListen(address, error);
       const tcp::endpoint real = acceptor.local_endpoint(error);
-      asio::co_spawn(transport_.io, AcceptLoop(listening), asio::detached);
+      asio::co_spawn(transport_->io, AcceptLoop(listening), asio::detached);
       return std::make_unique<TcpListener>(std::move(listening), NameOf(real));
     } catch (const std::exception& error) {
       return Fail(FaultCode::kLocal, "cannot listen on {}: {}", address, error.what());
@@ -249,7 +255,7 @@ class AsioTcpNet final : public TcpNet {
 
   Result<std::unique_ptr<Link>> Dial(const std::string& address, const std::string& fingerprint,
                                      std::chrono::milliseconds timeout) override {
-    if (std::this_thread::get_id() == transport_.thread_id) {
+    if (std::this_thread::get_id() == transport_->thread_id) {
       return Fail(FaultCode::kLocal, "Dial blocks, so it cannot be called on the transport's own thread");
     }
     try {
@@ -260,8 +266,8 @@ class AsioTcpNet final : public TcpNet {
       }
       const auto dialling = std::make_shared<Dialling>();
       auto result = dialling->promise.get_future();
-      asio::co_spawn(transport_.io,
-                     DialLoop(dialling, transport_, std::move(to), address, std::move(tls), steady_clock::now() + timeout),
+      asio::co_spawn(transport_->io,
+                     DialLoop(dialling, *transport_, std::move(to), address, std::move(tls), steady_clock::now() + timeout),
                      asio::detached);
       // A little more than the deadline, so that its own, better reason comes first. Names may take longer to resolve.
       if (result.wait_for(timeout + std::chrono::milliseconds(200)) != std::future_status::ready) {
@@ -274,19 +280,19 @@ class AsioTcpNet final : public TcpNet {
   }
 
  private:
-  void Run() {
+  static void Run(Transport& transport) {
     pthread_setname_np(pthread_self(), "linkcpp-net");
     while (true) {
       try {
-        transport_.io.run();
+        transport.io.run();
         return;
       } catch (const std::exception& error) {  // no memory, or a bug; the other links go on
-        transport_.log.Error("on the transport's thread: {}", error.what());
+        transport.log.Error("on the transport's thread: {}", error.what());
       }
     }
   }
 
-  Transport transport_;
+  const std::shared_ptr<Transport> transport_;  // the thread has it too
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   std::thread thread_;
 };

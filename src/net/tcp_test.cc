@@ -464,6 +464,22 @@ TEST_F(PlainTcp, ADestroyedListenerTakesNoLinksAndLeavesTheOthers) {
   EXPECT_TRUE(inbox.WaitFrames(1));
 }
 
+TEST_F(PlainTcp, TheTransportMayEndInAHandlerOfItsOwn) {
+  std::shared_ptr<TcpNet> last = TcpNet::Create(log);
+  std::promise<void> ended;
+  auto link = *last->Dial(door.address(), "", 5s);
+  const auto far = door.Next();
+  link->Start({.on_frame = [&](const FrameView&) -> Result<void> {
+                 link.reset();
+                 last.reset();
+                 ended.set_value();
+                 return {};
+               },
+               .on_close = {}});
+  ASSERT_TRUE(SendText(*far, "the end").has_value());
+  ended.get_future().wait();
+}
+
 TEST_F(PlainTcp, APortInUseIsNamedWithWhatToDo) {
   const auto second = net->Listen(door.address(), nullptr, [](std::unique_ptr<Link>) {});
   ASSERT_FALSE(second.has_value());
