@@ -20,5 +20,6 @@ void AddSynthCommand(CLI::App& app, CommandContext& context);
 void AddOracleCommand(CLI::App& app, CommandContext& context);
 void AddManifestCommand(CLI::App& app, CommandContext& context);
 void AddShardCommand(CLI::App& app, CommandContext& context);
+void AddVerifyCommand(CLI::App& app, CommandContext& context);
 
 }  // namespace linkcpp

@@ -34,6 +34,7 @@ int Main(int argc, char** argv) {
   AddOracleCommand(app, context);
   AddShardCommand(app, context);
   AddManifestCommand(app, context);
+  AddVerifyCommand(app, context);
 
   try {
     app.parse(argc, argv);

@@ -1,6 +1,8 @@
 #include "cli/model_oracle.h"
 
 #include <cmath>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
 #include "oracle/dequantise.h"
@@ -198,6 +200,21 @@ Result<std::vector<std::vector<float>>> MakeRows(const ModelFile& model, const L
     for (const float v : row) squares += double{v} * v;
     const double rms = std::sqrt(squares / plan.n_in);
     for (float& v : row) v = static_cast<float>(rms > 0 ? v / rms : 0);
+  }
+  return rows;
+}
+
+Result<std::vector<std::vector<float>>> ReadRows(const std::string& path, std::uint32_t n_in, std::uint32_t n) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return Fail(FaultCode::kLocal, "{}: cannot be opened (rows are gaussian, embeddings, or a file)", path);
+  const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const std::size_t row_bytes = std::size_t{n_in} * 4;
+  if (bytes.size() % row_bytes != 0 || bytes.size() < row_bytes * n) {
+    return Fail(FaultCode::kRefused, "{}: {} bytes are not {} or more rows of {} float32", path, bytes.size(), n, n_in);
+  }
+  std::vector<std::vector<float>> rows;
+  for (std::uint32_t r = 0; r < n; ++r) {
+    ASSIGN_OR_RETURN(rows.emplace_back(), AsFloats(std::as_bytes(std::span(bytes).subspan(r * row_bytes, row_bytes))));
   }
   return rows;
 }

@@ -46,4 +46,7 @@ enum class RowSource { kGaussian, kEmbeddings };
 Result<std::vector<std::vector<float>>> MakeRows(const ModelFile& model, const LayerPlan& plan, RowSource source,
                                                  std::uint32_t n, std::uint64_t seed);
 
+// The first `n` rows of a file of little-endian float32. kRefused: not whole rows of `n_in`, or fewer than n.
+Result<std::vector<std::vector<float>>> ReadRows(const std::string& path, std::uint32_t n_in, std::uint32_t n);
+
 }  // namespace linkcpp

@@ -122,15 +122,21 @@ double Glu(GluFn fn, double a, double b, float alpha, float limit) {
 }
 
 FunctionRounding RoundingOf(UnaryFn fn) {
+  constexpr double kHalf = 0x1p-11, kHalfLeast = 0x1p-25;
+  constexpr double kFloats = 0x1p-20;  // a few float32 operations, one of them an exp good to a few last places
   switch (fn) {
     case UnaryFn::kRelu:
     case UnaryFn::kNeg:
     case UnaryFn::kAbs:
     case UnaryFn::kStep:
     case UnaryFn::kSgn: return {};
+    // A table of halves indexed by halves; of 0.5 x (1 + tanh(...)) where negative x cancels.
     case UnaryFn::kGelu:
-    case UnaryFn::kGeluQuick: return {.in = 0x1p-11, .out = 0x1p-11};
-    default: return {.in = 0, .out = 0x1p-20};  // float32, an exp good to a few units in the last place
+      return {.in = kHalf, .in_least = kHalfLeast, .out = kHalf, .out_least = kHalfLeast, .of_input = kFloats};
+    case UnaryFn::kGeluQuick: return {.in = kHalf, .in_least = kHalfLeast, .out = kHalf, .out_least = kHalfLeast};
+    case UnaryFn::kGeluErf: return {.out = kFloats, .of_input = kFloats};    // 0.5 x (1 + erf(...))
+    case UnaryFn::kSoftplus: return {.out = kFloats, .out_least = kFloats};  // log(1 + e^x)
+    default: return {.out = kFloats};
   }
 }
 

@@ -13,10 +13,11 @@ double Unary(UnaryFn fn, double x);
 // a: the gate, b: the up value. alpha: SWIGLU_OAI's (a step's p0); limit: SWIGLU_OAI's and SWIGLU_CLAMP's (p1).
 double Glu(GluFn fn, double a, double b, float alpha, float limit);
 
-// A kernel's f(x) may be off by rounding of its input, relative `in`, and of its result, relative `out`.
+// A kernel's f(x) may be off by rounding of its input: relative `in`, absolute `in_least`; and of its result: relative
+// `out`, `out_least` absolute, and `of_input` times |x| where 1 + something small cancels inside.
 struct FunctionRounding {
-  double in = 0;
-  double out = 0;
+  double in = 0, in_least = 0;
+  double out = 0, out_least = 0, of_input = 0;
 };
 FunctionRounding RoundingOf(UnaryFn fn);
 FunctionRounding RoundingOf(GluFn fn);

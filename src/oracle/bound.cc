@@ -13,6 +13,8 @@ namespace {
 
 constexpr double kFloatUnit = 0x1p-24;  // relative rounding of one float32 operation
 
+enum class Rows { kExact, kReplayed };
+
 double Square(double x) {
   return x * x;
 }
@@ -39,49 +41,59 @@ double Gamma(double n, double unit) {
 
 // ---- y = W x
 
-UncertainRow Project(const OracleMatrix& matrix, const UncertainRow& input, const KernelModel& model,
-                     Reference reference) {
+UncertainRow Project(const OracleMatrix& matrix, const UncertainRow& input, const KernelModel& model, Rows rows) {
   const RowFormat format = model.rows.value_or(matrix.layout.cpu_rows);
-  const UncertainRow x = reference == Reference::kExact ? RoundRow(format, input) : ReplayRow(format, input);
+  const UncertainRow x = rows == Rows::kExact ? RoundRow(format, input) : ReplayRow(format, input);
   const std::size_t n = matrix.n_in;
   std::vector<double> size(n);  // the largest that |x| can be
   for (std::size_t i = 0; i < n; ++i) size[i] = std::fabs(x.value[i]) + x.worst[i];
 
-  // Sums over the runs that share an offset.
+  // Sums over the runs that share an offset: a kernel adds up quants and offsets apart.
   const std::size_t n_runs = matrix.offset_run == 0 ? 0 : n / matrix.offset_run;
-  std::vector<double> run_sum(n_runs), run_size(n_runs);
+  std::vector<double> run_sum(n_runs), run_size(n_runs), run_worst(n_runs), run_variance(n_runs);
   for (std::size_t i = 0; i < n_runs * matrix.offset_run; ++i) {
     run_sum[i / matrix.offset_run] += x.value[i];
     run_size[i / matrix.offset_run] += size[i];
+    run_worst[i / matrix.offset_run] += x.worst[i];
+    run_variance[i / matrix.offset_run] += x.variance[i];
   }
-  // Q8_1 rows carry each block's sum, for the offsets, as a half.
-  const double sum_unit = format == RowFormat::kQ8_1 && n_runs > 0 ? 0x1p-11 : 0;
+  const bool carries_sums = format == RowFormat::kQ8_1 && n_runs > 0;
 
-  const double terms = static_cast<double>(n) + 16;
+  // What is added up in floats: products, or whole runs of them, and a few steps more for lanes and scales.
+  const bool eight_bits = format == RowFormat::kQ8_0 || format == RowFormat::kQ8_1 || format == RowFormat::kQ8_K;
+  const std::size_t run = model.integer_runs && eight_bits ? 32 : 1;
+  const double terms = static_cast<double>((n + run - 1) / run) + 16;
   const double gamma = Gamma(terms, model.sum_rounding);
   UncertainRow y;
   for (std::uint32_t j = 0; j < matrix.n_out; ++j) {
     const std::span<const float> w = matrix.Row(j);
     double sum = 0, moved = 0, sizes = 0, variance = 0, squares = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-      const double weight = w[i], term = weight * x.value[i], weight_size = std::fabs(weight);
-      sum += term;
-      moved += weight_size * x.worst[i];
-      sizes += weight_size * size[i];
-      variance += weight * weight * x.variance[i];
-      squares += term * term;
+    for (std::size_t at = 0; at < n; at += run) {
+      double part = 0;
+      for (std::size_t i = at; i < std::min(n, at + run); ++i) {
+        const double weight = w[i], weight_size = std::fabs(weight);
+        part += weight * x.value[i];
+        moved += weight_size * x.worst[i];
+        sizes += weight_size * size[i];
+        variance += weight * weight * x.variance[i];
+      }
+      sum += part;
+      squares += part * part;
     }
     const double weight_off = model.weight_rounding;
-    double worst = moved + weight_off * sizes;
-    variance += Square(weight_off) / 3 * squares;
+    double worst = moved;
     for (std::size_t r = 0; r < n_runs; ++r) {
-      const double offset = std::fabs(matrix.offsets[j * n_runs + r]), part = offset * run_sum[r];
-      sizes += 2 * offset * run_size[r];
+      const double offset = matrix.offsets[j * n_runs + r], part = offset * run_sum[r];
+      sizes += 2 * std::fabs(offset) * run_size[r];
       squares += 3 * part * part;
-      worst += sum_unit * offset * (run_size[r] + 0x1p-14);
-      variance += Square(sum_unit) / 3 * (part * part + Square(offset * 0x1p-14));
+      if (carries_sums) {
+        sum += offset * (x.sums.value[r] - run_sum[r]);
+        worst += std::fabs(offset) * (x.sums.worst[r] + run_worst[r]);
+        variance += offset * offset * (x.sums.variance[r] + run_variance[r]);
+      }
     }
-    worst += gamma * sizes;
+    worst += (gamma + weight_off) * sizes;
+    variance += Square(weight_off) / 3 * squares;
     // Partial sums as a random walk that ends at the sum: the mean square of the k-th of n is squares k/n + (sum
     // k/n)^2.
     variance += Square(model.sum_rounding) / 3 * (squares * terms / 2 + sum * sum * terms / 3);
@@ -101,11 +113,13 @@ double Chord(const std::function<double(double)>& f, double x, double sigma) {
 // f(a), where a kernel may round a and the result. `spread(a, e)` bounds |f(a + t) - f(a)|, |t| <= e.
 Uncertain Through(const std::function<double(double)>& f, const std::function<double(double, double)>& spread,
                   Uncertain a, FunctionRounding rounding) {
-  const double value = f(a.value), in = rounding.in * (std::fabs(a.value) + a.worst);
-  const double moved = spread(a.value, a.worst + in);
-  const double sigma = std::sqrt(a.variance + Square(rounding.in * a.value) / 3);
-  return {value, moved + rounding.out * (std::fabs(value) + moved),
-          Square(Chord(f, a.value, sigma) * sigma) + Square(rounding.out * value) / 3};
+  const double value = f(a.value);
+  const double moved = spread(a.value, a.worst + rounding.in * (std::fabs(a.value) + a.worst) + rounding.in_least);
+  const double in = rounding.in * std::fabs(a.value) + rounding.in_least;
+  const double sigma = std::sqrt(a.variance + Square(in) / 3);
+  const double fixed = rounding.out_least + rounding.of_input * std::fabs(a.value);
+  return {value, moved + rounding.out * (std::fabs(value) + moved) + fixed + rounding.of_input * a.worst,
+          Square(Chord(f, a.value, sigma) * sigma) + Square(rounding.out * std::fabs(value) + fixed) / 3};
 }
 
 Uncertain Product(Uncertain a, Uncertain b) {
@@ -127,16 +141,16 @@ UncertainRow Part(const UncertainRow& row, std::size_t begin, std::size_t length
     return std::vector<double>(v.begin() + static_cast<std::ptrdiff_t>(begin),
                                v.begin() + static_cast<std::ptrdiff_t>(begin + length));
   };
-  return {cut(row.value), cut(row.worst), cut(row.variance)};
+  return UncertainRow{{cut(row.value), cut(row.worst), cut(row.variance)}, {}};
 }
 
 UncertainRow RunStep(const Step& step, const OracleExpert& expert, const std::vector<UncertainRow>& values,
-                     const KernelModel& model, Reference reference) {
+                     const KernelModel& model, Rows rows) {
   const UncertainRow& a = values[step.a];
   const std::size_t n = a.value.size();
   UncertainRow out;
   switch (step.op) {
-    case StepOp::kProject: return Project(*expert.Find(step.projection), a, model, reference);
+    case StepOp::kProject: return Project(*expert.Find(step.projection), a, model, rows);
     case StepOp::kHalf: return Part(a, step.fn * (n / 2), n / 2);
     case StepOp::kGlu:
       if (step.a == step.b) {
@@ -200,47 +214,66 @@ UncertainRow RunStep(const Step& step, const OracleExpert& expert, const std::ve
 
 }  // namespace
 
-KernelModel KernelModel::Cpu() {
-  return {.name = "cpu", .rows = std::nullopt};
+std::span<const KernelModel> KernelModels(bool is_gpu) {
+  static constexpr KernelModel kCpu[] = {{.name = "cpu", .integer_runs = true}};
+  // A shader multiplies with float32 rows, or with halves of rows and weights, or with 8-bit rows.
+  static constexpr KernelModel kGpu[] = {
+      {.name = "gpu, f32 rows", .rows = RowFormat::kF32},
+      {.name = "gpu, f32 rows, f16 weights", .rows = RowFormat::kF32, .weight_rounding = 0x1p-10},
+      {.name = "gpu, f16 rows and weights", .rows = RowFormat::kF16, .weight_rounding = 0x1p-10},
+      {.name = "gpu, q8_1 rows", .rows = RowFormat::kQ8_1},
+      {.name = "gpu, f16 rows, weights, sums",
+       .rows = RowFormat::kF16,
+       .weight_rounding = 0x1p-10,
+       .sum_rounding = 0x1p-11},
+  };
+  if (is_gpu) return kGpu;
+  return kCpu;
 }
 
-KernelModel KernelModel::Gpu() {
-  return {.name = "gpu", .rows = RowFormat::kQ8_1, .weight_rounding = 0x1p-11, .sum_rounding = 0x1p-24};
+namespace {
+
+UncertainRow RunRecipe(const Recipe& recipe, const OracleExpert& expert, std::span<const float> x,
+                       const KernelModel& model, Rows rows) {
+  std::vector<UncertainRow> values(1);
+  values[0].value.assign(x.begin(), x.end());
+  values[0].worst.resize(x.size());
+  values[0].variance.resize(x.size());
+  for (const Step& step : recipe.steps) values.push_back(RunStep(step, expert, values, model, rows));
+  return std::move(values.back());
 }
 
-double BoundedResult::Likely(std::size_t i) const {
-  return std::min(row.worst[i], kLikelySigmas * std::sqrt(row.variance[i]));
-}
+}  // namespace
 
 Result<BoundedResult> BoundExpert(const Recipe& recipe, const OracleExpert& expert, std::span<const float> x,
-                                  const KernelModel& model, Reference reference) {
+                                  const KernelModel& model) {
   RETURN_IF_FAULT(ValueLengths(recipe, expert, x.size()));
-  UncertainRow input{.value = std::vector<double>(x.begin(), x.end()),
-                     .worst = std::vector<double>(x.size()),
-                     .variance = std::vector<double>(x.size())};
-  std::vector<UncertainRow> values{std::move(input)};
-  for (const Step& step : recipe.steps) values.push_back(RunStep(step, expert, values, model, reference));
-  return BoundedResult{std::move(values.back())};
+  UncertainRow exact = RunRecipe(recipe, expert, x, model, Rows::kExact);
+  UncertainRow replayed = RunRecipe(recipe, expert, x, model, Rows::kReplayed);
+  std::vector<double> likely;
+  for (std::size_t i = 0; i < replayed.value.size(); ++i) {
+    likely.push_back(std::min(replayed.worst[i], kLikelySigmas * std::sqrt(replayed.variance[i])));
+  }
+  return BoundedResult{.exact = std::move(exact.value),
+                       .worst = std::move(exact.worst),
+                       .replayed = std::move(replayed.value),
+                       .likely = std::move(likely)};
 }
 
 void BoundCheck::Add(const BoundedResult& reference, std::span<const float> result) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  comparison_.Add(std::span<const double>(reference.row.value), result);
-  const auto ratio = [](double error, double bound) {
-    if (!std::isfinite(error)) return kInfinity;
+  exact_.Add(std::span<const double>(reference.exact), result);
+  replayed_.Add(std::span<const double>(reference.replayed), result);
+  explained_.Add(std::span<const double>(reference.exact), std::span<const double>(reference.replayed));
+  const auto ratio = [](double reference_value, float value, double bound) {
+    const double error = std::fabs(static_cast<double>(value) - reference_value);
+    if (!std::isfinite(error)) return std::numeric_limits<double>::infinity();
     return error == 0 ? 0 : error / bound;  // an infinite bound gives 0, a bound of zero infinity
   };
   for (std::size_t i = 0; i < result.size(); ++i) {
-    const double error = std::fabs(static_cast<double>(result[i]) - reference.row.value[i]);
-    likely_ratio_ = std::max(likely_ratio_, ratio(error, reference.Likely(i)));
-    worst_ratio_ = std::max(worst_ratio_, ratio(error, reference.row.worst[i]));
-    variance_ += reference.row.variance[i];
-    reference_squares_ += Square(reference.row.value[i]);
+    over_bound_ = std::max(over_bound_, ratio(reference.exact[i], result[i], reference.Bound(i)));
+    over_worst_ = std::max(over_worst_, ratio(reference.exact[i], result[i], reference.worst[i]));
+    over_likely_ = std::max(over_likely_, ratio(reference.replayed[i], result[i], reference.likely[i]));
   }
-}
-
-double BoundCheck::PredictedNmse() const {
-  return reference_squares_ > 0 ? variance_ / reference_squares_ : 0;
 }
 
 }  // namespace linkcpp

@@ -2,12 +2,14 @@
 // hand: block steps of the row, sizes of the weights, lengths of the sums. Nothing here is fitted; docs/numerics.md
 // derives it.
 //
-// Two bounds travel through the recipe side by side:
-//   worst   no kernel of this model can be further off, whatever the data; grows with the length of every sum
-//   likely  kLikelySigmas standard deviations when rounding errors are independent and uniform over a step; grows with
-//           the square root. This is the one that tells a wrong kernel from a right one.
+// Most of a kernel's error is no mystery: it turns rows into another format before each product. So the recipe runs
+// twice. Once exactly, where that step is an error of known size: this gives the worst case. Once replayed, with each
+// row turned into the kernel's format here too: what is then left is float32 arithmetic, small enough that a kernel
+// that reads one scale wrong stands out.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,46 +23,51 @@
 
 namespace linkcpp {
 
-// What a class of kernels may do to numbers.
+// What a class of kernels does to numbers.
 struct KernelModel {
   std::string_view name;
   std::optional<RowFormat> rows;  // nullopt: what ggml's CPU kernels use for the weight's type
-  double weight_rounding = 0;     // relative, of each weight after dequantisation
+  double weight_rounding = 0;     // relative, of each weight (and of its step and offset) after dequantisation
   double sum_rounding = 0x1p-24;  // relative, of each addition
-  static KernelModel Cpu();
-  static KernelModel Gpu();
+  bool integer_runs = false;      // products of 8-bit rows are summed in integers over runs of 32
 };
 
-enum class Reference {
-  kExact,     // the row as it is
-  kReplayed,  // every row turned into the kernel's format first: what is left is float arithmetic
-};
+// The models a kernel on such a device may follow. A right kernel follows one of them, for all experts of one shape.
+std::span<const KernelModel> KernelModels(bool is_gpu);
 
 struct BoundedResult {
-  UncertainRow row;  // value: the reference's result
-  double Likely(std::size_t i) const;
+  std::vector<double> exact;     // the oracle's result
+  std::vector<double> worst;     // no kernel of this model is further from it, whatever the data; may be infinite
+  std::vector<double> replayed;  // the result with rows in the kernel's format
+  std::vector<double> likely;    // nor, but for one element in 10^13, further from that one
+
+  // What an element of the kernel's result may differ from the exact one.
+  double Bound(std::size_t i) const { return std::min(worst[i], std::fabs(exact[i] - replayed[i]) + likely[i]); }
 };
 
 // kRefused: as RunExpert.
 Result<BoundedResult> BoundExpert(const Recipe& recipe, const OracleExpert& expert, std::span<const float> x,
-                                  const KernelModel& model, Reference reference);
+                                  const KernelModel& model);
 
-// A kernel's result against a bound, over any number of pairs.
+// A kernel's result against a bound, over any number of pairs. Ratios are |Δ| / bound of the element where it is
+// largest; infinite for NaN.
 class BoundCheck {
  public:
   void Add(const BoundedResult& reference, std::span<const float> result);
 
-  const Comparison& comparison() const { return comparison_; }
-  double likely_ratio() const { return likely_ratio_; }  // largest |Δ| / likely bound; infinite for NaN
-  double worst_ratio() const { return worst_ratio_; }    // largest |Δ| / worst bound
-  double PredictedNmse() const;                          // what the modelled variances add up to
-  // Every element inside both bounds.
-  bool Holds() const { return likely_ratio_ <= 1 && worst_ratio_ <= 1; }
+  const Comparison& exact() const { return exact_; }          // result against the oracle
+  const Comparison& replayed() const { return replayed_; }    // result against the replayed oracle
+  const Comparison& explained() const { return explained_; }  // the replayed oracle against the exact one
+  double over_bound() const { return over_bound_; }           // BoundedResult::Bound, against the exact result
+  double over_worst() const { return over_worst_; }           // against the exact result
+  double over_likely() const { return over_likely_; }         // against the replayed result
+
+  // Every element inside every bound. (Inside the likely bound implies inside Bound.)
+  bool Holds() const { return over_likely_ <= 1 && over_worst_ <= 1; }
 
  private:
-  Comparison comparison_;
-  double likely_ratio_ = 0, worst_ratio_ = 0;
-  double variance_ = 0, reference_squares_ = 0;
+  Comparison exact_, replayed_, explained_;
+  double over_bound_ = 0, over_worst_ = 0, over_likely_ = 0;
 };
 
 }  // namespace linkcpp

@@ -49,21 +49,20 @@ Largest LargestOf(const UncertainRow& row, std::size_t begin, std::size_t end) {
   return largest;
 }
 
-// x = q d + rounding, |rounding| <= d / 2, uniform: variance d^2 / 12. A half-precision d adds its own relative error.
+// x = q d + rounding, |rounding| <= d / 2. A half-precision d adds its own relative error.
 void RoundBlock(BlockFormat format, UncertainRow& row, std::size_t begin, std::size_t end) {
-  const Largest largest = LargestOf(row, begin, end);
-  const double step = largest.value / 127, step_worst = largest.with_error / 127;
+  const double step = LargestOf(row, begin, end).with_error / 127;
   for (std::size_t i = begin; i < end; ++i) {
     const double size = std::fabs(row.value[i]) + row.worst[i];
-    double worst = step_worst / 2 + size * kFloatSlack;
-    double variance = Square(step) / 12;
-    if (format.half_scale) {
-      worst += (size + step_worst / 2) * kHalfUnit + 127 * kHalfLeast;
-      variance += (Square(row.value[i] * kHalfUnit) + Square(127 * kHalfLeast)) / 3;
-    }
-    row.worst[i] += worst;
-    row.variance[i] += variance;
+    row.worst[i] += step / 2 + size * kFloatSlack;
+    if (format.half_scale) row.worst[i] += (size + step / 2) * kHalfUnit + 127 * kHalfLeast;
   }
+}
+
+void PushZero(UncertainValues& values) {
+  values.value.push_back(0);
+  values.worst.push_back(0);
+  values.variance.push_back(0);
 }
 
 // An element at `position` steps, known to within `worst` steps: how many steps off can its rounded value be?
@@ -72,9 +71,39 @@ double StepsOff(double position, double worst) {
   return worst < to_tie ? 0 : 1 + std::floor(worst - to_tie);
 }
 
-void ReplayBlock(BlockFormat format, UncertainRow& row, std::size_t begin, std::size_t end) {
+// How far half(x) may move when x moves by `error`.
+double HalfMoves(double x, double error) {
+  const double middle = FromHalf(ToHalf(static_cast<float>(x)));
+  const double slack = std::fabs(x) * 0x1p-22;
+  const double low = FromHalf(ToHalf(static_cast<float>(x - error - slack)));
+  const double high = FromHalf(ToHalf(static_cast<float>(x + error + slack)));
+  return std::max(high - middle, middle - low);
+}
+
+// Q8_1: the sum of the quants times the step, before the step was rounded to a half; then rounded to a half itself.
+UncertainValues RoundSums(const UncertainRow& row) {
+  UncertainValues sums;
+  for (std::size_t at = 0; at < row.value.size(); at += 32) {
+    const Largest largest = LargestOf(row, at, at + 32);
+    double size = 0, sum = 0;
+    for (std::size_t i = at; i < at + 32; ++i) {
+      sum += row.value[i];
+      size += std::fabs(row.value[i]) + row.worst[i];
+    }
+    sums.value.push_back(sum);
+    // Beside what the elements themselves move (counted with them): 32 roundings of the step, one of the sum.
+    sums.worst.push_back(2 * kHalfUnit * (size + 16 * largest.with_error / 127) + 32 * 127 * kHalfLeast);
+    sums.variance.push_back(0);
+  }
+  return sums;
+}
+
+void ReplayBlock(BlockFormat format, UncertainRow& row, std::size_t begin, std::size_t end, bool with_sum) {
   const Largest largest = LargestOf(row, begin, end);
-  if (largest.value == 0 && largest.with_error == 0) return;
+  if (largest.value == 0 && largest.with_error == 0) {
+    if (with_sum) PushZero(row.sums);
+    return;
+  }
   const auto step = static_cast<float>(largest.value / 127);
   const float stored = format.half_scale ? FromHalf(ToHalf(step)) : step;
   // The kernel's own step may differ, relatively, by what the largest element may be off.
@@ -82,11 +111,10 @@ void ReplayBlock(BlockFormat format, UncertainRow& row, std::size_t begin, std::
   const double off_sigma = largest.value > 0 ? std::sqrt(largest.variance) / largest.value : 1;
   const auto stored_off = [&](double relative) {
     if (!format.half_scale) return relative + 0x1p-23;
-    const double low = FromHalf(ToHalf(static_cast<float>(step * (1 - relative - 0x1p-22))));
-    const double high = FromHalf(ToHalf(static_cast<float>(step * (1 + relative + 0x1p-22))));
-    return stored > 0 ? std::max(high - stored, stored - low) / stored : 1;
+    return stored > 0 ? HalfMoves(step, step * relative) / stored : 1;
   };
   const double stored_worst = stored_off(off), stored_likely = stored_off(off_sigma * kLikelySigmas) / kLikelySigmas;
+  double quants = 0, sum_worst = 0, sum_likely = 0;
   for (std::size_t i = begin; i < end; ++i) {
     const double position = step > 0 ? row.value[i] / static_cast<double>(step) : 0;
     const double slack = std::fabs(position) * kFloatSlack;
@@ -97,7 +125,16 @@ void ReplayBlock(BlockFormat format, UncertainRow& row, std::size_t begin, std::
     row.value[i] = std::nearbyint(position) * stored;
     row.worst[i] = worst_steps * steps * (1 + off) + std::fabs(row.value[i]) * stored_worst;
     row.variance[i] = Square(likely_steps * steps) + Square(row.value[i] * stored_likely);
+    quants += std::nearbyint(position);
+    sum_worst += worst_steps * steps * (1 + off);
+    sum_likely += likely_steps * steps;
   }
+  if (!with_sum) return;
+  const double sum = quants * static_cast<double>(step);
+  row.sums.value.push_back(FromHalf(ToHalf(static_cast<float>(sum))));
+  row.sums.worst.push_back(HalfMoves(sum, sum_worst + std::fabs(sum) * off));
+  row.sums.variance.push_back(
+      Square(HalfMoves(sum, sum_likely + kLikelySigmas * std::fabs(sum) * off_sigma) / kLikelySigmas));
 }
 
 // ---- element by element
@@ -114,6 +151,7 @@ UncertainRow RoundRow(RowFormat format, const UncertainRow& row) {
   const std::size_t n = row.value.size();
   if (IsBlockFormat(format)) {
     const BlockFormat block = BlocksOf(format);
+    if (format == RowFormat::kQ8_1) out.sums = RoundSums(row);
     for (std::size_t at = 0; at < n; at += block.elements) RoundBlock(block, out, at, std::min(n, at + block.elements));
     return out;
   }
@@ -122,7 +160,6 @@ UncertainRow RoundRow(RowFormat format, const UncertainRow& row) {
   const double least = format == RowFormat::kF16 ? kHalfLeast : 0;
   for (std::size_t i = 0; i < n; ++i) {
     out.worst[i] += (std::fabs(row.value[i]) + row.worst[i]) * unit + least;
-    out.variance[i] += (Square(row.value[i] * unit) + Square(least)) / 3;
   }
   return out;
 }
@@ -133,7 +170,7 @@ UncertainRow ReplayRow(RowFormat format, const UncertainRow& row) {
   if (IsBlockFormat(format)) {
     const BlockFormat block = BlocksOf(format);
     for (std::size_t at = 0; at < n; at += block.elements)
-      ReplayBlock(block, out, at, std::min(n, at + block.elements));
+      ReplayBlock(block, out, at, std::min(n, at + block.elements), format == RowFormat::kQ8_1);
     return out;
   }
   if (format == RowFormat::kF32) return out;

@@ -1,8 +1,8 @@
 // What a kernel does to a row before it multiplies it: the number formats of rows, and how far each moves an element.
 //
-// Two uses. Unreplayed: the row is exact and the error of turning it into the format is bounded. Replayed: the row is
-// turned into the format here, and what remains is only where a kernel could have rounded the other way, because its
-// row is not exactly ours or its arithmetic is float32. docs/numerics.md derives the figures.
+// Two uses. RoundRow keeps the row and says how far the format may move each element: for the worst case. ReplayRow
+// turns the row into the format, as a kernel does, and says only where a kernel could have rounded the other way,
+// because its row is not exactly ours or its arithmetic is float32. docs/numerics.md derives the figures.
 #pragma once
 
 #include <span>
@@ -12,15 +12,18 @@
 
 namespace linkcpp {
 
-// A row as known: its values, a limit of the error of each, and the variance that the error is modelled to have.
-struct UncertainRow {
+// Numbers as known: values, a limit of the error of each, and the variance that float rounding is modelled to give it.
+struct UncertainValues {
   std::vector<double> value;
   std::vector<double> worst;
   std::vector<double> variance;
 };
 
-// The row as the kernel multiplies it: `value` to compute with, and how far the kernel's own may be from it.
-UncertainRow RoundRow(RowFormat format, const UncertainRow& row);   // value unchanged, errors grown
+struct UncertainRow : UncertainValues {
+  UncertainValues sums;  // Q8_1 only: each block's sum as the format carries it, a half of its own
+};
+
+UncertainRow RoundRow(RowFormat format, const UncertainRow& row);   // value and variance unchanged, worst grown
 UncertainRow ReplayRow(RowFormat format, const UncertainRow& row);  // value turned into the format
 
 // How many standard deviations the likely bound allows. A sum of independent rounding errors, each uniform over one
