@@ -205,8 +205,8 @@ void AddSynthCommand(CLI::App& app, CommandContext& context) {
   command->add_flag("--json", arguments->json, "print the result as JSON");
   command->footer(
       "Examples:\n"
-      "  linkcpp synth --like qwen3.5-122b --layers 4 -o m.gguf      about 6 GB, runs in any llama.cpp program\n"
-      "  linkcpp synth --like qwen3.5-122b --skeleton -o plan.gguf   all 48 layers, 11 MB on disk, to plan with");
+      "  linkcpp synth --like qwen3.5-122b --layers 4 -o m.gguf\n"
+      "  linkcpp synth --like qwen3.5-122b --skeleton -o plan.gguf");
   command->callback([arguments, &context] { Run(*arguments, context); });
 }
 

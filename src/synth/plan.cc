@@ -17,12 +17,9 @@ constexpr std::uint32_t kQueryRank = 1536;  // of every DeepSeek that compresses
 // llama.cpp 0.7 aborts on a hybrid in which no layer has the attention that only some layers have.
 std::uint32_t LeastLayers(const Geometry& g) {
   switch (g.mixer) {
-    case Mixer::kDeltaNet:
-      return g.full_attention_interval;
-    case Mixer::kShortConv:
-      return g.attention_layers.front() + 1;
-    default:
-      return g.arch == "llama4" ? 4 : 1;  // its every fourth layer attends to more than a window
+    case Mixer::kDeltaNet: return g.full_attention_interval;
+    case Mixer::kShortConv: return g.attention_layers.front() + 1;
+    default: return g.arch == "llama4" ? 4 : 1;  // its every fourth layer attends to more than a window
   }
 }
 

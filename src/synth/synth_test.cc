@@ -146,6 +146,10 @@ TEST(Qwen35_122B, TotalsOfTheQ8File) {
   EXPECT_NEAR(static_cast<double>(plan.data_bytes) / 1e9, 129.861, 0.001);
 }
 
+TEST(Qwen35_35B, HasAsManyTensorsAsThePublishedFile) {
+  EXPECT_EQ(Plan({.like = "qwen3.5-35b"}).Totals().n_tensors, 733);
+}
+
 TEST(Qwen35_122B, OneExpert) {
   const SynthPlan plan = Plan({.like = "qwen3.5-122b"});
   std::uint64_t slice = 0;
