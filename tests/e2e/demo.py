@@ -17,7 +17,7 @@ N_PREDICT = 120
 
 
 def stream(api, prompt, on_piece):
-    body = json.dumps({"model": "austen", "prompt": prompt, "max_tokens": N_PREDICT, "temperature": 0, "seed": 1,
+    body = json.dumps({"model": "austen", "prompt": prompt, "max_tokens": N_PREDICT, "temperature": 0.7, "seed": 5,
                        "stream": True}).encode()
     request = urllib.request.Request(api + "/v1/completions", data=body, headers={"Content-Type": "application/json"})
     text = ""

@@ -45,7 +45,7 @@ class Process:
     def __init__(self, name, argv, env, folder):
         self.name = name
         self.log_path = pathlib.Path(folder) / f"{name}.log"
-        self.log = open(self.log_path, "ab")
+        self.log = open(self.log_path, "wb")
         self.popen = subprocess.Popen([str(a) for a in argv], env=env, stdout=self.log, stderr=subprocess.STDOUT,
                                       stdin=subprocess.DEVNULL)
 
