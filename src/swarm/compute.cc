@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
@@ -36,6 +37,20 @@ struct AskedGroup : PairGroup {
   std::vector<WorkerNumber> asked;
   std::vector<WorkerNumber> busy;
 };
+
+// The pairs of one expert that are asked again may be fewer than kManyPairs where the call has more of them: others of
+// the call go along, so that the kernel's order stays that of the whole. What is claimed already is not written again.
+void KeepMany(const Call& call, ExpertId expert, std::vector<std::uint32_t>& pairs) {
+  if (pairs.size() >= kManyPairs) return;
+  std::vector<std::uint32_t> others;
+  for (std::uint32_t i = 0; i < call.pairs.size(); ++i) {
+    if (call.pairs[i].expert == expert && !std::ranges::contains(pairs, i)) others.push_back(i);
+  }
+  if (pairs.size() + others.size() < kManyPairs) return;
+  others.resize(std::min(others.size(), kManyPairs - pairs.size()));
+  pairs.insert(pairs.end(), others.begin(), others.end());
+  std::ranges::sort(pairs);
+}
 
 std::vector<AskedGroup> GroupByExpert(const Call& call, std::span<const std::uint32_t> todo) {
   std::vector<AskedGroup> groups;
@@ -75,6 +90,7 @@ std::vector<AskedGroup> GroupByHistory(const Call& call, std::span<const std::ui
     AskedGroup& group = groups.emplace_back();
     std::tie(group.expert, group.asked, group.busy) = key;
     group.pairs = std::move(pairs);
+    KeepMany(call, group.expert, group.pairs);
   }
   return groups;
 }
@@ -164,20 +180,20 @@ Result<void> SwarmCore::Run(Call& call) {
           const Duration patience = HedgeAfter(expected_us);
           const TimePoint hedge_at = since + patience;
           const TimePoint here_at = since + std::max<Duration>(2 * patience, options_.local_after);
-          const auto open_pairs = [&](std::vector<std::uint32_t>& out) {
-            for (const std::uint32_t pair : flight->pairs) {
-              if (call.open(pair)) out.push_back(pair);
-            }
+          const auto open_pairs = [&] {
+            std::vector<std::uint32_t> open;
+            std::ranges::copy_if(flight->pairs, std::back_inserter(open), [&](std::uint32_t pair) { return call.open(pair); });
+            return open;
           };
           if (!flight->hedged && now >= hedge_at) {
             flight->hedged = true;
-            open_pairs(late);
+            late.append_range(open_pairs());
           } else if (!flight->hedged) {
             wake = std::min(wake, hedge_at);
           }
           if (!flight->given_up && local_allowed() && now >= here_at) {
             flight->given_up = true;
-            open_pairs(here);
+            for (AskedGroup& group : GroupByHistory(call, open_pairs())) here.append_range(group.pairs);
           } else if (!flight->given_up && local_allowed()) {
             wake = std::min(wake, here_at);
           }
@@ -290,6 +306,7 @@ Result<std::vector<std::pair<SwarmCore::WorkerPtr, std::shared_ptr<Flight>>>> Sw
                 call.layer.value, call.last_fault.text);
   }
   std::ranges::sort(local);
+  local.erase(std::unique(local.begin(), local.end()), local.end());
 
   // What each of them still has to do for us, by what was expected, and how long it has been late already.
   std::unordered_map<WorkerNumber, double> backlog_us;
@@ -348,10 +365,11 @@ Fault SwarmCore::NobodyFault(const Call& call, std::uint32_t pair) const {
 
 // Frames are split only where they must be, or where a slow worker would otherwise show no progress for too long.
 std::uint32_t SwarmCore::FrameCap(const WorkerLink& worker, const Call& call, TimePoint now) const {
-  std::uint64_t cap = std::min(std::min(options_.max_pairs_per_frame, kMaxPairs), kMaxRows);
+  std::uint64_t cap = std::min(kMaxPairs, kMaxRows);
   cap = std::min(cap, kMaxDataPayloadBytes / RowBytes(Fitting(options_.row_type, call.n_in), call.n_in));
   cap = std::min(cap, kMaxDataPayloadBytes / RowBytes(Fitting(options_.reply_type, call.n_out), call.n_out));
-  auto pairs = static_cast<std::uint32_t>(std::max<std::uint64_t>(cap, 1));
+  cap -= std::min(cap - 1, kManyPairs);  // CutIntoFrames may take that much more
+  auto pairs = std::max(std::min(static_cast<std::uint32_t>(cap), options_.max_pairs_per_frame), 1u);
   if (!worker.cost.measured(kFirstFramePairs)) pairs = std::min(pairs, kFirstFramePairs);
   if (worker.cost.measured()) {
     const double most_us = std::chrono::duration<double, std::micro>(options_.deadline).count() / 4;

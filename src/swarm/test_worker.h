@@ -37,9 +37,11 @@ class FakeLocal final : public LocalExperts {
       FakeExpert(layer, pairs[i].expert, x.subspan(std::size_t{pairs[i].row} * n_in, n_in), y.subspan(i * n_out, n_out));
     }
     n_pairs += pairs.size();
+    asked.emplace_back(pairs.begin(), pairs.end());
     return {};
   }
   bool fail = false;
+  std::vector<std::vector<Pair>> asked;  // by call
   std::uint64_t n_pairs = 0;
 };
 

@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <deque>
 #include <limits>
+#include <map>
 
+#include "swarm/assign.h"
 #include "swarm/swarm.h"
 #include "swarm/test_link.h"
 #include "swarm/test_worker.h"
@@ -116,7 +118,10 @@ class RandomSwarm {
     }
     std::vector<float> y(pairs.size() * kOut, std::numeric_limits<float>::quiet_NaN());
     const TimePoint before = net_.clock().Now();
-    const auto done = swarm_->Compute(layer, Recipe::Swiglu(), x, kIn, pairs, y, kOut);
+    local_.asked.clear();
+    Recipe recipe = Recipe::Swiglu();  // with the call's number, by which its dispatches are known
+    recipe.steps.push_back({.op = StepOp::kFactor, .a = 4, .p0 = static_cast<float>(++n_calls_)});
+    const auto done = swarm_->Compute(layer, recipe, x, kIn, pairs, y, kOut);
     ASSERT_LE(net_.clock().Now() - before, 2 * options_.deadline + milliseconds(1)) << "it took too long";
     if (done.has_value()) {
       ++outcome.right;
@@ -131,10 +136,31 @@ class RandomSwarm {
       ASSERT_NE(done.error().text.find("layer " + std::to_string(layer.value)), std::string::npos) << done.error().text;
       ASSERT_FALSE(honest_) << done.error().text;
     }
+    CheckCuts(recipe, pairs);
     // What arrives now is nobody's: y was handed back.
     const std::vector<float> kept = y;
     net_.RunFor(milliseconds(rng.Below(3) == 0 ? 200 : 0));
     ASSERT_EQ(std::memcmp(kept.data(), y.data(), y.size() * sizeof(float)), 0) << "y was written to after the call";
+  }
+
+  // A kernel's bits depend on whether an expert has kManyPairs rows or fewer: whoever is asked, for the first time or
+  // again, gets pieces on the whole batch's side of that.
+  void CheckCuts(const Recipe& recipe, const std::vector<Pair>& pairs) {
+    std::map<std::uint16_t, std::size_t> whole;
+    for (const Pair& pair : pairs) ++whole[pair.expert.value];
+    const auto check = [&](const auto& asked, auto expert_of) {
+      std::map<std::uint16_t, std::size_t> part;
+      for (const auto& pair : asked) ++part[expert_of(pair)];
+      for (const auto& [expert, count] : part) {
+        ASSERT_EQ(count >= kManyPairs, whole[expert] >= kManyPairs) << count << " of " << whole[expert] << " rows of " << expert;
+      }
+    };
+    for (const FakeWorker& worker : workers_) {
+      for (const DispatchMessage& dispatch : worker.dispatches) {
+        if (dispatch.recipe == recipe) check(dispatch.pairs, [](const PairMessage& pair) { return pair.expert; });
+      }
+    }
+    for (const auto& asked : local_.asked) check(asked, [](const Pair& pair) { return pair.expert.value; });
   }
 
   void Meddle() {
@@ -157,6 +183,7 @@ class RandomSwarm {
   NullLog log_;
   FakeLocal local_;
   SwarmOptions options_;
+  int n_calls_ = 0;
   std::deque<FakeWorker> workers_;
   std::unique_ptr<Swarm> swarm_;
 };
