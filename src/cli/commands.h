@@ -16,10 +16,13 @@ struct CommandContext {
 void ReportFault(CommandContext& context, const Fault& fault, bool json = false);
 
 void AddJoinCommand(CLI::App& app, CommandContext& context);
-void AddSynthCommand(CLI::App& app, CommandContext& context);
 void AddOracleCommand(CLI::App& app, CommandContext& context);
+void AddSynthCommand(CLI::App& app, CommandContext& context);
 void AddManifestCommand(CLI::App& app, CommandContext& context);
 void AddShardCommand(CLI::App& app, CommandContext& context);
+void AddServeCommand(CLI::App& app, CommandContext& context);
+void AddTokenCommand(CLI::App& app, CommandContext& context);
+void AddStatusCommand(CLI::App& app, CommandContext& context);
 void AddVerifyCommand(CLI::App& app, CommandContext& context);
 
 }  // namespace linkcpp

@@ -30,10 +30,13 @@ int Main(int argc, char** argv) {
   CommandContext context;
   // ---- subcommands: one line each
   AddJoinCommand(app, context);
-  AddSynthCommand(app, context);
-  AddOracleCommand(app, context);
+  AddServeCommand(app, context);
+  AddTokenCommand(app, context);
+  AddStatusCommand(app, context);
   AddShardCommand(app, context);
   AddManifestCommand(app, context);
+  AddSynthCommand(app, context);
+  AddOracleCommand(app, context);
   AddVerifyCommand(app, context);
 
   try {

@@ -221,7 +221,8 @@ class Assignment {
 
 }  // namespace
 
-std::vector<std::vector<SliceId>> AssignSlices(std::span<const LayerGeometry> layers, std::span<const NodeShare> nodes) {
+std::vector<std::vector<SliceId>> AssignSlices(std::span<const LayerGeometry> layers,
+                                               std::span<const NodeShare> nodes) {
   Assignment assignment(layers, nodes);
   assignment.Keep();
   assignment.Fill(/*by_hand=*/true);

@@ -20,14 +20,16 @@ struct LayerGeometry {
 };
 
 // What a slice takes of a node's memory: its bytes and 1/32 for stacking, graphs and buffers' padding.
-constexpr std::uint64_t SliceCost(std::uint64_t slice_bytes) { return slice_bytes + slice_bytes / 32; }
+constexpr std::uint64_t SliceCost(std::uint64_t slice_bytes) {
+  return slice_bytes + slice_bytes / 32;
+}
 
 struct NodeShare {
-  std::string id;                 // ties go to the smaller one
-  std::uint64_t memory_bytes = 0; // what it gives
-  std::vector<SliceId> assigned;  // what it was told to hold, or brings with it
-  std::vector<SliceId> ready;     // of those: verified and loaded
-  bool by_hand = false;           // its owner chose: only slices of `chosen`, and of those all that fit
+  std::string id;                  // ties go to the smaller one
+  std::uint64_t memory_bytes = 0;  // what it gives
+  std::vector<SliceId> assigned;   // what it was told to hold, or brings with it
+  std::vector<SliceId> ready;      // of those: verified and loaded
+  bool by_hand = false;            // its owner chose: only slices of `chosen`, and of those all that fit
   std::vector<SliceId> chosen;
 };
 

@@ -1,0 +1,80 @@
+// linkcpp status: who is there, what is covered, and what goes over the links.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <print>
+
+#include "cli/commands.h"
+#include "coordinator/kept.h"
+#include "coordinator/state_folder.h"
+#include "coordinator/status_text.h"
+#include "net/http_client.h"
+#include "wire/control.h"
+
+namespace linkcpp {
+namespace {
+
+struct Options {
+  std::string url;
+  std::string state;
+  bool json = false;
+};
+
+std::string FromEnvironment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// --url and the environment, and what is missing there from the last `serve` of this user.
+Result<HttpEndpoint> Endpoint(const Options& options) {
+  std::string url = options.url.empty() ? FromEnvironment("LINKCPP_COORDINATOR") : options.url;
+  std::string token = FromEnvironment("LINKCPP_TOKEN");
+  if (url.empty() || token.empty()) {
+    std::string folder = options.state;
+    if (folder.empty()) {
+      ASSIGN_OR_RETURN(folder, DefaultStateFolder());
+    }
+    ASSIGN_OR_RETURN(const std::optional<ServeRecord> record, LoadServeRecord(folder));
+    if (!record) {
+      return Fail(FaultCode::kLocal,
+                  "no `linkcpp serve` has run here: say where with --url (or LINKCPP_COORDINATOR) and LINKCPP_TOKEN");
+    }
+    // A token goes only to the coordinator it is of.
+    if (url.empty() || url == record->url.substr(0, record->url.find('#'))) url = record->url;
+    if (token.empty() && url == record->url) token = record->token;
+  }
+  if (token.empty()) return Fail(FaultCode::kLocal, "no token for {}: set LINKCPP_TOKEN", url);
+  return ParseEndpoint(url, token);
+}
+
+Result<std::string> Ask(const Options& options) {
+  ASSIGN_OR_RETURN(const HttpEndpoint endpoint, Endpoint(options));
+  const auto client = HttpClient::Create(endpoint);
+  const auto reply = client->Call("GET", "/api/status", "", std::chrono::seconds(10));
+  if (!reply) return Wrap(reply.error(), "asking the coordinator " + endpoint.url);
+  if (reply->status != 200) {
+    return Fail(FaultCode::kGone, "{} answered {}: {}", endpoint.url, reply->status, ErrorMessage(reply->body));
+  }
+  if (options.json) return reply->body + "\n";
+  ASSIGN_OR_RETURN(const StatusReply status, FromJson<StatusReply>(reply->body));
+  return StatusText(status);
+}
+
+}  // namespace
+
+void AddStatusCommand(CLI::App& app, CommandContext& context) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("status", "nodes, holdings, coverage and traffic of a running coordinator");
+  command->add_option("--url", options->url, "the coordinator (default: LINKCPP_COORDINATOR, or the last serve here)");
+  command->add_option("--state", options->state, "the coordinator's folder (default ~/.local/state/linkcpp)");
+  command->add_flag("--json", options->json, "print the answer of /api/status");
+  command->footer("example:\n  linkcpp status\n  LINKCPP_TOKEN=… linkcpp status --url http://127.0.0.1:8090");
+  command->callback([options, &context] {
+    const auto text = Ask(*options);
+    if (!text) return ReportFault(context, text.error(), options->json);
+    std::print("{}", *text);
+  });
+}
+
+}  // namespace linkcpp
