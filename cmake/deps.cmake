@@ -29,6 +29,10 @@ find_library(GGML_LIB ggml REQUIRED)
 linkcpp_external(ggml LINK ${GGML_LIB} ${GGML_BASE_LIB} DEFINE GGML_SHARED GGML_BACKEND_SHARED)
 # The plug-in lives inside a host that has loaded libggml-base already and must not bring libggml's registry along.
 linkcpp_external(asio LINK Threads::Threads OpenSSL::SSL OpenSSL::Crypto DEFINE ASIO_STANDALONE ASIO_NO_DEPRECATED)
+if(LINKCPP_SANITIZE MATCHES thread)
+  # ThreadSanitizer does not know fences; asio's queues are guarded by mutexes, which it does know.
+  target_compile_definitions(linkcpp_ext_asio INTERFACE ASIO_DISABLE_FENCED_BLOCK)
+endif()
 # A compiled cpp-httplib comes with the macros it was compiled with, and its classes depend on them; else it is a header.
 linkcpp_external(http LINK Threads::Threads OpenSSL::SSL OpenSSL::Crypto)
 pkg_check_modules(HTTPLIB IMPORTED_TARGET cpp-httplib)
