@@ -4,24 +4,10 @@
 #include <fstream>
 #include <string_view>
 
+#include "base/byte_size.h"
+
 namespace linkcpp {
 namespace {
-
-// "512M", "1.5GiB", "4G", plain bytes. Powers of 1024.
-Result<std::uint64_t> ParseBytes(std::string_view name, const std::string& text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const std::string_view unit(end, text.data() + text.size());
-  double factor = 0;
-  if (unit.empty() || unit == "B") factor = 1;
-  if (unit == "K" || unit == "KB" || unit == "KiB") factor = 0x1p10;
-  if (unit == "M" || unit == "MB" || unit == "MiB") factor = 0x1p20;
-  if (unit == "G" || unit == "GB" || unit == "GiB") factor = 0x1p30;
-  if (error != std::errc() || factor == 0 || !(number >= 0) || number * factor > 0x1p50) {
-    return Fail(FaultCode::kLocal, "{}={} is not a size: write 512M or 4G", name, text);
-  }
-  return static_cast<std::uint64_t>(number * factor);
-}
 
 Result<double> ParseNumber(std::string_view name, const std::string& text, double least, double most) {
   double number = 0;
@@ -56,8 +42,10 @@ Result<PluginConfig> ReadConfig(const std::function<std::optional<std::string>(c
     }
     config.allow_local = *value == "allow";
   }
-  if (const auto value = lookup("LINKCPP_LOCAL_MEMORY"); value && !value->empty()) {
-    ASSIGN_OR_RETURN(config.local_memory_bytes, ParseBytes("LINKCPP_LOCAL_MEMORY", *value));
+  if (const auto value = lookup("LINKCPP_LOCAL_MEMORY"); value && !value->empty() && *value != "0") {
+    const auto bytes = ParseByteSize(*value);
+    if (!bytes) return Fail(FaultCode::kLocal, "LINKCPP_LOCAL_MEMORY={}: {}", *value, bytes.error().text);
+    config.local_memory_bytes = *bytes;
   }
   const auto number = [&](const char* name, double least, double most) -> Result<std::optional<double>> {
     const auto value = lookup(name);

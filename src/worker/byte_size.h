@@ -3,18 +3,14 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
-#include "base/result.h"
+#include "base/byte_size.h"
 #include "kernel/device.h"
 
 namespace linkcpp {
 
-// "4G", "512M", "1.5GiB", "800 MB", "1073741824": K, M, G, T are powers of 1024 with or without "i" and "B", any case.
-// kRefused: not a size, nothing, or 1 PiB and more.
-Result<std::uint64_t> ParseByteSize(std::string_view text);
-
-std::string FormatByteSize(std::uint64_t bytes);  // "33.1 MB": powers of 1000 below, one decimal, as download tools show
+std::string FormatByteSize(
+    std::uint64_t bytes);  // "33.1 MB": powers of 1000 below, one decimal, as download tools show
 
 // Physical memory of this machine or of the control group we are in, whichever is less; 0: unknown.
 std::uint64_t TotalMemory();

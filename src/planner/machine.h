@@ -1,0 +1,47 @@
+// The machine a plan is for: its devices, memory, disk, and the nodes that would hold experts for it.
+//
+// Figures only, each with where it came from left to whoever fills it in. GB/s are 10^9 bytes a second.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace linkcpp {
+
+struct FastDevice {
+  std::string name;
+  std::uint64_t memory_bytes = 0;
+  double read_gbs = 0;
+  double tflops = 0;  // of matrix products in a prompt
+};
+
+struct Node {
+  std::string name;
+  std::uint64_t memory_bytes = 0;  // for slices
+  double read_gbs = 0;             // how fast it reads them
+  double rtt_ms = 0;               // one small request and its answer, without computing
+  double up_mbits = 0;             // from the backbone to the node
+  double down_mbits = 0;           // from the node to the backbone
+  double tflops = 0.2;
+};
+
+struct Machine {
+  std::vector<FastDevice> devices;  // in llama.cpp's order; empty: the CPU does everything
+  std::uint64_t ram_bytes = 0;      // what the plan may use
+  double ram_gbs = 0;
+  double cpu_tflops = 0;
+  double link_gbs = 0;  // between RAM and devices
+  double disk_gbs = 0;  // 0: experts may not stay on disk
+  std::vector<Node> nodes;
+};
+
+// nodes.json, docs/planner.md: [{"name": "pc1", "memory": "8GiB", "read_gbs": 20, "rtt_ms": 0.3, "up_mbits": 1000,
+// "down_mbits": 1000, "tflops": 0.2}, ...]; tflops may be left out. `name`: of the file, for messages.
+// kRefused: not JSON, a field that is missing, unknown, or out of its range; one line that says which.
+Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view name);
+
+}  // namespace linkcpp

@@ -1,0 +1,119 @@
+#include "planner/memory.h"
+
+#include <algorithm>
+#include <array>
+
+namespace linkcpp {
+namespace {
+
+constexpr std::array kKvNames{"f16", "q8_0", "q4_0"};
+
+std::uint64_t Pad256(std::uint64_t n) {
+  return (n + 255) / 256 * 256;
+}
+
+std::uint64_t LayerCells(const ModelSizes& sizes, const LayerSizes& layer, const RunOptions& options) {
+  const std::uint64_t cells = CellsPerSequence(sizes, options);
+  if (!layer.sliding) return cells;
+  return std::min(cells, Pad256(std::uint64_t{sizes.sliding_window} + options.n_batch));
+}
+
+// One f32 vector of n elements for each token of a batch.
+std::uint64_t BatchBytes(const RunOptions& options, std::uint64_t n) {
+  return 4 * n * options.n_batch;
+}
+
+// The attention masks: two bytes for every pair of a batch's token and a cell, once for each kind of cache.
+std::uint64_t MaskBytes(const ModelSizes& sizes, const RunOptions& options) {
+  std::uint64_t full = 0, sliding = 0;
+  for (const LayerSizes& layer : sizes.layers) {
+    if (layer.k_elements == 0) continue;
+    (layer.sliding ? sliding : full) = 2 * LayerCells(sizes, layer, options) * options.n_batch;
+  }
+  return full + sliding;
+}
+
+}  // namespace
+
+const char* KvTypeName(KvType type) {
+  return kKvNames[static_cast<std::size_t>(type)];
+}
+
+std::optional<KvType> KvTypeFromName(std::string_view name) {
+  for (std::size_t i = 0; i < kKvNames.size(); ++i) {
+    if (name == kKvNames[i]) return static_cast<KvType>(i);
+  }
+  return std::nullopt;
+}
+
+std::uint64_t KvRowBytes(KvType type, std::uint64_t n_elements) {
+  switch (type) {
+    case KvType::kF16: return 2 * n_elements;
+    case KvType::kQ8_0: return (n_elements + 31) / 32 * 34;
+    case KvType::kQ4_0: return (n_elements + 31) / 32 * 18;
+  }
+  return 0;
+}
+
+std::uint32_t CellsPerSequence(const ModelSizes& sizes, const RunOptions& options) {
+  const std::uint64_t context = options.context == 0 ? sizes.context_length : options.context;
+  return static_cast<std::uint32_t>(Pad256(context / std::max(options.n_parallel, 1u)));
+}
+
+std::uint32_t ContextCells(const ModelSizes& sizes, const RunOptions& options) {
+  return CellsPerSequence(sizes, options) * std::max(options.n_parallel, 1u);
+}
+
+std::uint64_t KvBytes(const ModelSizes& sizes, const LayerSizes& layer, const RunOptions& options) {
+  const std::uint64_t cell = KvRowBytes(options.kv, layer.k_elements) + KvRowBytes(options.kv, layer.v_elements);
+  return cell * LayerCells(sizes, layer, options) * options.n_parallel;
+}
+
+std::uint64_t StateBytes(const LayerSizes& layer, const RunOptions& options) {
+  return layer.recurrent_bytes * options.n_parallel;
+}
+
+std::uint64_t TotalKvBytes(const ModelSizes& sizes, const RunOptions& options) {
+  std::uint64_t sum = 0;
+  for (const LayerSizes& layer : sizes.layers) sum += KvBytes(sizes, layer, options);
+  return sum;
+}
+
+std::uint64_t TotalStateBytes(const ModelSizes& sizes, const RunOptions& options) {
+  std::uint64_t sum = 0;
+  for (const LayerSizes& layer : sizes.layers) sum += StateBytes(layer, options);
+  return sum;
+}
+
+std::uint64_t KvBytesPerToken(const ModelSizes& sizes, KvType type) {
+  std::uint64_t sum = 0;
+  for (const LayerSizes& layer : sizes.layers) {
+    if (!layer.sliding) sum += KvRowBytes(type, layer.k_elements) + KvRowBytes(type, layer.v_elements);
+  }
+  return sum;
+}
+
+std::uint64_t ComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output) {
+  // Six rows of activations live at once (input, residual, norms, views of them), and the largest of what comes on top:
+  // a layer's gate, up and their product; queries and attention's result; the logits.
+  std::uint64_t largest = has_output ? BatchBytes(options, sizes.n_vocab) : 0;
+  for (const LayerSizes& layer : sizes.layers) {
+    largest = std::max(largest, BatchBytes(options, 3ull * layer.n_ff_exp * layer.n_used));
+    if (layer.v_elements == 0 && layer.k_elements > 0) {  // MLA: every head has a latent of its own
+      largest = std::max(largest, BatchBytes(options, 2ull * sizes.n_head * layer.k_elements));
+    }
+  }
+  return MaskBytes(sizes, options) + BatchBytes(options, 6ull * sizes.n_embd) + largest;
+}
+
+std::uint64_t OffloadBytes(const ModelSizes& sizes) {
+  std::uint64_t largest = 0;
+  for (const LayerSizes& layer : sizes.layers) largest = std::max(largest, layer.largest_expert_tensor_bytes);
+  return largest;
+}
+
+std::uint64_t HostBufferBytes(const ModelSizes& sizes, const RunOptions& options) {
+  return MaskBytes(sizes, options) + BatchBytes(options, 2ull * sizes.n_embd) + 4ull * sizes.n_vocab * options.n_parallel;
+}
+
+}  // namespace linkcpp

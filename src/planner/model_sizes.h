@@ -1,0 +1,50 @@
+// How big each part of a model is, layer by layer, from the shapes and types of its tensors.
+//
+// Never from averages and, where a tensor can tell, never from keys: experts may differ from layer to layer, leading
+// layers may be dense, embeddings may be tied. Reads a ModelFile's directory only. Knows nothing of machines.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "gguf/model.h"
+
+namespace linkcpp {
+
+struct LayerSizes {
+  std::uint32_t layer = 0;
+  std::uint64_t backbone_bytes = 0;  // attention, norms, router, shared expert, a dense layer's FFN
+  std::uint64_t expert_bytes = 0;    // routed experts with biases and scales; 0: a dense layer
+  std::uint64_t expert_elements = 0;
+  std::uint64_t slice_bytes = 0;  // one expert
+  std::uint64_t largest_expert_tensor_bytes = 0;
+  std::uint32_t n_experts = 0, n_used = 0, n_ff_exp = 0;
+  // Elements of K and V a cell of the cache holds for this layer. MLA keeps its latent in K and no V.
+  std::uint64_t k_elements = 0, v_elements = 0;
+  bool sliding = false;               // the cache holds the window only
+  std::uint64_t recurrent_bytes = 0;  // F32 state of one sequence
+};
+
+struct ModelSizes {
+  std::string name, architecture;
+  std::uint32_t n_embd = 0, n_vocab = 0, n_head = 0, context_length = 0, sliding_window = 0;
+  std::uint64_t n_weights = 0;  // elements of all tensors
+  std::uint64_t n_tensors = 0;
+  std::uint64_t embedding_bytes = 0;  // token_embd: stays in RAM, rows are looked up there
+  std::uint64_t output_bytes = 0;     // the last matrix (a copy of token_embd when tied) and its norm
+  bool tied_embeddings = false;
+  std::uint64_t skipped_bytes = 0;  // prediction blocks, which llama.cpp does not load
+  std::uint32_t n_skipped_layers = 0;
+  std::vector<LayerSizes> layers;  // those that run, all of them, ascending
+
+  std::uint64_t ExpertBytes() const;
+  std::uint64_t BackboneBytes() const;  // all else that is loaded, tied embeddings once
+  std::uint32_t n_moe_layers() const;
+};
+
+// kRefused: a dense model (nothing to plan), or a layer without any tensor; the text says which.
+Result<ModelSizes> MeasureModel(const ModelFile& model);
+
+}  // namespace linkcpp

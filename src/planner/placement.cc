@@ -1,0 +1,183 @@
+#include "planner/placement.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+namespace linkcpp {
+namespace {
+
+constexpr std::array kTierNames{"VRAM", "RAM", "swarm", "disk", "nowhere"};
+
+class Placer {
+ public:
+  Placer(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes)
+      : sizes_(sizes), machine_(machine), options_(options), use_nodes_(use_nodes) {
+    for (std::uint32_t i = 0; i < sizes.layers.size(); ++i) {
+      if (sizes.layers[i].expert_bytes > 0) moe_.push_back(i);
+    }
+  }
+
+  Placement Run() {
+    const auto n_layers = static_cast<std::uint32_t>(sizes_.layers.size());
+    const std::uint32_t most = std::min(n_layers + 1, options_.max_gpu_layers.value_or(n_layers + 1));
+    bool on_devices = false;
+    if (!machine_.devices.empty()) {
+      // All layers on the devices with as many layers' experts as fit; else fewer layers and no experts.
+      for (std::size_t keep = moe_.size() + 1; keep-- > 0 && !on_devices;) on_devices = Try(most, keep);
+      for (std::uint32_t n = most; n-- > 1 && !on_devices;) on_devices = Try(n, 0);
+    }
+    if (!on_devices) Try(0, 0);
+    PlaceRest();
+    return std::move(place_);
+  }
+
+ private:
+  std::uint64_t LayerBytes(const LayerSizes& layer, bool with_experts) const {
+    return layer.backbone_bytes + KvBytes(sizes_, layer, options_) + StateBytes(layer, options_) +
+           (with_experts ? layer.expert_bytes : 0);
+  }
+
+  // Layers n_layers - (ngl - 1) and up and the output on the devices, each device taking as many as it holds; the first
+  // `keep` MoE layers with their experts. False: does not fit.
+  bool Try(std::uint32_t ngl, std::size_t keep) {
+    const auto n_layers = static_cast<std::uint32_t>(sizes_.layers.size());
+    place_ = {};
+    place_.n_gpu_layers = ngl;
+    place_.layers.resize(n_layers);
+    place_.devices.resize(machine_.devices.size());
+    place_.device_layers.resize(machine_.devices.size());
+    if (ngl == 0) return true;
+    const std::uint32_t first = n_layers + 1 - ngl;
+    const std::uint32_t end_of_kept = keep == moe_.size() ? n_layers : moe_[keep];
+    const bool offload = end_of_kept < n_layers;  // some experts lie elsewhere
+    std::uint32_t il = first;
+    for (std::size_t d = 0; d < machine_.devices.size(); ++d) {
+      Held& held = place_.devices[d];
+      held.reserve = kDeviceReserveBytes;
+      const bool last = d + 1 == machine_.devices.size();
+      held.compute = ComputeBytes(sizes_, options_, last) + (offload ? OffloadBytes(sizes_) : 0);
+      if (last) held.backbone = sizes_.output_bytes;
+      for (; il < n_layers; ++il) {
+        const LayerSizes& layer = sizes_.layers[il];
+        const bool with_experts = layer.expert_bytes > 0 && il < end_of_kept;
+        if (held.Total() + LayerBytes(layer, with_experts) > machine_.devices[d].memory_bytes) break;
+        held.backbone += layer.backbone_bytes;
+        held.kv += KvBytes(sizes_, layer, options_);
+        held.state += StateBytes(layer, options_);
+        if (with_experts) held.experts += layer.expert_bytes;
+        place_.layers[il].device = static_cast<int>(d);
+        if (with_experts) place_.layers[il].experts = Tier::kVram;
+        ++place_.device_layers[d];
+      }
+      if (last) {
+        place_.output_device = static_cast<int>(d);
+        ++place_.device_layers[d];
+        if (il < n_layers || held.Total() > machine_.devices[d].memory_bytes) return false;
+      }
+    }
+    return true;
+  }
+
+  // The host's share, then the experts that are left: RAM, swarm, disk.
+  void PlaceRest() {
+    Held& ram = place_.ram;
+    ram.backbone = sizes_.embedding_bytes;
+    const bool cpu_only = place_.output_device < 0;
+    if (cpu_only && !sizes_.tied_embeddings) ram.backbone += sizes_.output_bytes;
+    if (cpu_only && sizes_.tied_embeddings) ram.backbone += sizes_.output_bytes - sizes_.embedding_bytes;
+    bool cpu_runs_layers = cpu_only;
+    for (std::size_t i = 0; i < sizes_.layers.size(); ++i) {
+      if (place_.layers[i].device >= 0) continue;
+      cpu_runs_layers = true;
+      ram.backbone += sizes_.layers[i].backbone_bytes;
+      ram.kv += KvBytes(sizes_, sizes_.layers[i], options_);
+      ram.state += StateBytes(sizes_.layers[i], options_);
+    }
+    ram.compute = cpu_runs_layers ? ComputeBytes(sizes_, options_, cpu_only) : HostBufferBytes(sizes_, options_);
+    const std::uint64_t overdraft = ram.Total() > machine_.ram_bytes ? ram.Total() - machine_.ram_bytes : 0;
+
+    std::vector<std::uint64_t> node_left;
+    if (use_nodes_) {
+      for (const Node& node : machine_.nodes) node_left.push_back(node.memory_bytes);
+    }
+    // The nearest layers first, and once a tier is full it stays full: each tier holds one run of layers.
+    Tier tier = Tier::kRam;
+    std::uint64_t nowhere = 0;
+    for (const std::uint32_t il : moe_) {
+      if (place_.layers[il].experts == Tier::kVram) continue;
+      const LayerSizes& layer = sizes_.layers[il];
+      if (tier == Tier::kRam) {
+        if (overdraft == 0 && ram.Total() + layer.expert_bytes <= machine_.ram_bytes) {
+          ram.experts += layer.expert_bytes;
+          place_.layers[il].experts = Tier::kRam;
+          continue;
+        }
+        tier = Tier::kSwarm;
+      }
+      if (tier == Tier::kSwarm) {
+        if (TakeSlices(node_left, layer)) {
+          place_.swarm_bytes += layer.expert_bytes;
+          place_.layers[il].experts = Tier::kSwarm;
+          continue;
+        }
+        tier = Tier::kDisk;
+      }
+      if (machine_.disk_gbs > 0) {
+        place_.disk_bytes += layer.expert_bytes;
+        place_.layers[il].experts = Tier::kDisk;
+      } else {
+        nowhere += layer.expert_bytes;
+      }
+    }
+    place_.feasible = overdraft == 0 && nowhere == 0;
+    if (!place_.feasible) {
+      const std::uint64_t left = machine_.ram_bytes > ram.Total() ? machine_.ram_bytes - ram.Total() : 0;
+      place_.missing_bytes = overdraft + (nowhere > left ? nowhere - left : 0);
+    }
+  }
+
+  // All slices of a layer onto nodes that have room, the emptiest first. False, and nothing taken: no room.
+  static bool TakeSlices(std::vector<std::uint64_t>& node_left, const LayerSizes& layer) {
+    std::uint64_t room = 0;
+    for (const std::uint64_t left : node_left) room += left / layer.slice_bytes;
+    if (room < layer.n_experts) return false;
+    for (std::uint32_t e = 0; e < layer.n_experts; ++e) *std::ranges::max_element(node_left) -= layer.slice_bytes;
+    return true;
+  }
+
+  const ModelSizes& sizes_;
+  const Machine& machine_;
+  const RunOptions& options_;
+  const bool use_nodes_;
+  std::vector<std::uint32_t> moe_;
+  Placement place_;
+};
+
+}  // namespace
+
+const char* TierName(Tier tier) {
+  return kTierNames[static_cast<std::size_t>(tier)];
+}
+
+std::uint64_t Placement::ExpertBytes(const ModelSizes& sizes, Tier tier) const {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (sizes.layers[i].expert_bytes > 0 && layers[i].experts == tier) sum += sizes.layers[i].expert_bytes;
+  }
+  return sum;
+}
+
+std::uint32_t Placement::CountLayers(const ModelSizes& sizes, Tier tier) const {
+  std::uint32_t count = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (sizes.layers[i].expert_bytes > 0 && layers[i].experts == tier) ++count;
+  }
+  return count;
+}
+
+Placement PlaceModel(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes) {
+  return Placer(sizes, machine, options, use_nodes).Run();
+}
+
+}  // namespace linkcpp

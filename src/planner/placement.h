@@ -1,0 +1,48 @@
+// Where every layer's parts go: attention, router, shared expert and KV on the devices; routed experts layer by layer
+// over four tiers, VRAM before RAM before the swarm before the disk. The last layers leave a tier first.
+//
+// Pure. A layer's experts stay together, because llama.cpp places whole tensors. Says what is missing when it does not fit.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/machine.h"
+#include "planner/memory.h"
+#include "planner/model_sizes.h"
+
+namespace linkcpp {
+
+enum class Tier : std::uint8_t { kVram, kRam, kSwarm, kDisk, kNowhere };
+const char* TierName(Tier tier);
+
+struct LayerPlace {
+  int device = -1;               // runs attention and holds KV; -1: the CPU
+  Tier experts = Tier::kNowhere;  // of a layer that has experts
+};
+
+// What is held where, in bytes.
+struct Held {
+  std::uint64_t backbone = 0, experts = 0, kv = 0, state = 0, compute = 0, reserve = 0;
+  std::uint64_t Total() const { return backbone + experts + kv + state + compute + reserve; }
+};
+
+struct Placement {
+  bool feasible = false;
+  std::uint64_t missing_bytes = 0;  // how much more RAM would make it feasible
+  std::uint32_t n_gpu_layers = 0;   // llama.cpp's -ngl: the last so many layers and the output
+  std::vector<LayerPlace> layers;
+  int output_device = -1;
+  std::vector<std::uint32_t> device_layers;  // how many of the -ngl layers each device has: llama.cpp's -ts
+  std::vector<Held> devices;
+  Held ram;
+  std::uint64_t swarm_bytes = 0, disk_bytes = 0;
+
+  std::uint64_t ExpertBytes(const ModelSizes& sizes, Tier tier) const;
+  std::uint32_t CountLayers(const ModelSizes& sizes, Tier tier) const;
+};
+
+// `use_nodes`: may experts go to machine.nodes?
+Placement PlaceModel(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes);
+
+}  // namespace linkcpp

@@ -1,0 +1,114 @@
+#include "planner/placement.h"
+
+#include <gtest/gtest.h>
+
+#include "planner/test_models.h"
+
+namespace linkcpp {
+namespace {
+
+constexpr std::uint64_t kGib = 1ull << 30;
+
+double Gib(std::uint64_t bytes) {
+  return static_cast<double>(bytes) / static_cast<double>(kGib);
+}
+
+Machine OneDevice(std::uint64_t vram, std::uint64_t ram) {
+  return {.devices = {{.name = "GPU", .memory_bytes = vram, .read_gbs = 1000, .tflops = 50}},
+          .ram_bytes = ram,
+          .ram_gbs = 60,
+          .cpu_tflops = 1,
+          .link_gbs = 25,
+          .disk_gbs = 0,
+          .nodes = {}};
+}
+
+class Reference : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { sizes_ = new ModelSizes(test::SizesOf("qwen3.5-122b")); }
+  static void TearDownTestSuite() { delete sizes_; }
+  static const ModelSizes& sizes() { return *sizes_; }
+
+ private:
+  static inline const ModelSizes* sizes_ = nullptr;
+};
+
+TEST_F(Reference, IsMeasuredFromItsTensors) {
+  EXPECT_EQ(sizes().n_tensors, 879u);
+  EXPECT_EQ(sizes().n_weights, 122'111'526'912u);
+  EXPECT_EQ(sizes().ExpertBytes(), 70'212'648'960u);
+  EXPECT_EQ(sizes().BackboneBytes(), 3'989'090'304u);
+  EXPECT_EQ(sizes().layers.back().slice_bytes, 6'119'424u);
+  EXPECT_EQ(KvBytesPerToken(sizes(), KvType::kF16), 24'576u);
+  EXPECT_EQ(TotalKvBytes(sizes(), {.context = 262'144}), 6 * kGib);
+  EXPECT_EQ(TotalStateBytes(sizes(), {.context = 262'144}), 156'303'360u);  // 149.06 MiB
+  EXPECT_EQ(TotalStateBytes(sizes(), {.context = 262'144, .n_parallel = 4}), 4 * 156'303'360u);
+}
+
+TEST_F(Reference, OneDeviceOf64GibHoldsAllButTheLastTenLayersExperts) {
+  const RunOptions options{.context = 262'144};
+  const Placement place = PlaceModel(sizes(), OneDevice(64 * kGib, 32 * kGib), options, true);
+  EXPECT_TRUE(place.feasible);
+  EXPECT_EQ(place.n_gpu_layers, 49u);
+  for (std::uint32_t il = 0; il < 48; ++il) {
+    EXPECT_EQ(place.layers[il].experts, il < 38 ? Tier::kVram : Tier::kRam) << il;
+    EXPECT_EQ(place.layers[il].device, 0);
+  }
+  EXPECT_NEAR(Gib(place.ram.experts), 14.203, 0.001);
+  EXPECT_LE(place.devices[0].Total(), 64 * kGib);
+  EXPECT_GT(place.devices[0].Total() + sizes().layers[38].expert_bytes, 64 * kGib);  // nine would not fit
+  EXPECT_NEAR(Gib(place.devices[0].Total()), 62.6, 0.6);
+}
+
+TEST_F(Reference, MissingMemoryIsExactlyWhatWouldDo) {
+  const RunOptions options{.context = 32'768};
+  Machine machine = OneDevice(24 * kGib, 32 * kGib);
+  const Placement short_of = PlaceModel(sizes(), machine, options, true);
+  ASSERT_FALSE(short_of.feasible);
+  machine.ram_bytes += short_of.missing_bytes;
+  EXPECT_TRUE(PlaceModel(sizes(), machine, options, true).feasible);
+  machine.ram_bytes -= 1;
+  EXPECT_FALSE(PlaceModel(sizes(), machine, options, true).feasible);
+}
+
+TEST_F(Reference, TheSwarmTakesWhatNothingElseHoldsAndTheDiskTheRest) {
+  const RunOptions options{.context = 32'768};
+  Machine machine = OneDevice(24 * kGib, 32 * kGib);
+  machine.nodes.assign(2, {.name = "pc", .memory_bytes = 4 * kGib, .read_gbs = 20, .rtt_ms = 1, .up_mbits = 1e3, .down_mbits = 1e3});
+  machine.disk_gbs = 3;
+  const Placement place = PlaceModel(sizes(), machine, options, true);
+  EXPECT_TRUE(place.feasible);
+  EXPECT_LE(place.swarm_bytes, 8 * kGib);
+  EXPECT_GT(place.swarm_bytes + sizes().layers[47].expert_bytes + 2 * sizes().layers[47].slice_bytes, 8 * kGib);
+  Tier before = Tier::kVram;
+  for (const LayerPlace& layer : place.layers) {
+    EXPECT_GE(layer.experts, before);
+    before = layer.experts;
+  }
+  EXPECT_EQ(before, Tier::kDisk);
+  EXPECT_EQ(place.devices[0].experts + place.ram.experts + place.swarm_bytes + place.disk_bytes, sizes().ExpertBytes());
+  EXPECT_EQ(PlaceModel(sizes(), machine, options, false).swarm_bytes, 0u);
+}
+
+TEST_F(Reference, TwoDevicesShareTheLayersInOrder) {
+  Machine machine = OneDevice(48 * kGib, 32 * kGib);
+  machine.devices.push_back({.name = "GPU1", .memory_bytes = 24 * kGib, .read_gbs = 900, .tflops = 40});
+  const Placement place = PlaceModel(sizes(), machine, {.context = 32'768}, true);
+  EXPECT_TRUE(place.feasible);
+  EXPECT_EQ(place.device_layers[0] + place.device_layers[1], place.n_gpu_layers);
+  for (std::size_t d = 0; d < 2; ++d) EXPECT_LE(place.devices[d].Total(), machine.devices[d].memory_bytes);
+  for (std::size_t il = 1; il < 48; ++il) EXPECT_GE(place.layers[il].device, place.layers[il - 1].device);
+}
+
+TEST_F(Reference, ADeviceTooSmallForTheBackboneTakesTheLastLayers) {
+  const Placement place = PlaceModel(sizes(), OneDevice(4 * kGib, 128 * kGib), {.context = 262'144}, true);
+  EXPECT_TRUE(place.feasible);
+  EXPECT_LT(place.n_gpu_layers, 49u);
+  EXPECT_GT(place.n_gpu_layers, 0u);
+  EXPECT_EQ(place.layers[0].device, -1);
+  EXPECT_EQ(place.layers[47].device, 0);
+  EXPECT_LE(place.devices[0].Total(), 4 * kGib);
+}
+
+}  // namespace
+}  // namespace linkcpp
