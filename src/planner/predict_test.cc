@@ -1,0 +1,112 @@
+#include "planner/predict.h"
+
+#include <gtest/gtest.h>
+
+#include "planner/test_models.h"
+
+namespace linkcpp {
+namespace {
+
+constexpr std::uint64_t kGib = 1ull << 30;
+constexpr std::uint64_t kSlice = 6'119'424;  // one expert of the 122B, Q4_K/Q4_K/Q6_K
+
+TEST(Ceilings, OfRoundTrips) {
+  EXPECT_NEAR(RoundTripCeiling(48, 0.25), 83, 0.5);
+  EXPECT_NEAR(RoundTripCeiling(48, 1), 21, 0.5);
+  EXPECT_NEAR(RoundTripCeiling(48, 5), 4.2, 0.05);
+  EXPECT_NEAR(RoundTripCeiling(48, 10), 2.1, 0.05);
+  EXPECT_NEAR(RoundTripCeiling(48, 30), 0.69, 0.005);
+}
+
+TEST(Ceilings, OfUplinksWithF16RowsToEightWorkers) {
+  EXPECT_NEAR(UplinkCeiling(48, 8, 6144, 20), 1.1, 0.05);
+  EXPECT_NEAR(UplinkCeiling(48, 8, 6144, 100), 5.3, 0.05);
+  EXPECT_NEAR(UplinkCeiling(48, 8, 6144, 1000), 53, 0.5);
+}
+
+TEST(BreakEven, AgainstMemoryAndDisk) {
+  struct Case {
+    double local_gbs, remote_gbs, rtt_ms;
+  };
+  for (const auto& [local, remote, rtt] : {Case{40, 40, 1.07}, Case{40, 20, 0.92}, Case{70, 40, 0.55}, Case{70, 20, 0.39},
+                                          Case{6, 40, 8.0}, Case{6, 20, 7.9}, Case{3, 40, 16.2}, Case{3, 20, 16.0}}) {
+    EXPECT_NEAR(BreakEvenRttMs(8 * kSlice, local, kSlice, remote), rtt, rtt > 1.1 ? 0.06 : 0.006) << local << ' ' << remote;
+  }
+  EXPECT_LT(BreakEvenRttMs(8 * kSlice, 1000, kSlice, 20), 0);
+}
+
+TEST(DistinctExperts, OfABatch) {
+  EXPECT_NEAR(DistinctExperts(256, 8, 1), 8, 0.01);
+  EXPECT_NEAR(DistinctExperts(256, 8, 8), 57, 0.5);
+  EXPECT_NEAR(DistinctExperts(256, 8, 32), 163, 0.5);
+  EXPECT_NEAR(DistinctExperts(256, 8, 128), 252, 0.5);
+}
+
+LayerSizes Layer(std::uint32_t n_used) {
+  LayerSizes layer;
+  layer.expert_bytes = 256 * kSlice;
+  layer.slice_bytes = kSlice;
+  layer.n_experts = 256;
+  layer.n_used = n_used;
+  return layer;
+}
+
+Node NodeAt(double rtt_ms) {
+  return {.name = "pc", .memory_bytes = 8 * kGib, .read_gbs = 20, .rtt_ms = rtt_ms, .up_mbits = 1e6, .down_mbits = 1e6};
+}
+
+TEST(SwarmLayer, OneNodeDoesEverything) {
+  const SwarmLayer layer = PredictSwarmLayer(Layer(8), std::vector{NodeAt(1)}, 12'288);
+  EXPECT_NEAR(layer.workers, 1, 1e-9);
+  EXPECT_NEAR(layer.kernel_seconds, 8 * kSlice / 20e9, 1e-9);
+  EXPECT_NEAR(layer.seconds, 0.001 + 8 * kSlice / 20e9 + 9 * 12'288 * 8 / 1e12, 1e-9);
+}
+
+TEST(SwarmLayer, TwoNodesAndTwoExpertsMeetOnOneHalfOfTheTime) {
+  const SwarmLayer layer = PredictSwarmLayer(Layer(2), std::vector{NodeAt(0), NodeAt(0)}, 0);
+  EXPECT_NEAR(layer.workers, 1.5, 1e-9);
+  EXPECT_NEAR(layer.kernel_seconds, 1.5 * kSlice / 20e9, 1e-9);
+}
+
+TEST(SwarmLayer, ASlowNodeCountsAsOftenAsItIsAsked) {
+  std::vector<Node> nodes{NodeAt(0), NodeAt(100)};
+  nodes[0].memory_bytes = 24 * kGib;  // three of four experts
+  const SwarmLayer layer = PredictSwarmLayer(Layer(1), nodes, 0);
+  EXPECT_NEAR(layer.seconds, 0.25 * 0.1 + kSlice / 20e9, 1e-6);
+}
+
+TEST(Predict, DecodeIsReadingEachTierOnce) {
+  const ModelSizes sizes = test::SizesOf("qwen3.5-122b");
+  const Machine machine{.devices = {}, .ram_bytes = 128 * kGib, .ram_gbs = 40, .cpu_tflops = 1, .link_gbs = 0, .disk_gbs = 0, .nodes = {}};
+  const RunOptions options{.context = 4096};
+  const Placement place = PlaceModel(sizes, machine, options, true);
+  ASSERT_TRUE(place.feasible);
+  const Prediction prediction = Predict(sizes, machine, options, place);
+  double bytes = static_cast<double>(sizes.output_bytes);
+  for (const LayerSizes& layer : sizes.layers) {
+    bytes += static_cast<double>(layer.backbone_bytes + 2 * layer.recurrent_bytes + 8 * layer.slice_bytes);
+  }
+  EXPECT_NEAR(prediction.decode.tokens_per_second, 40e9 / bytes, 1e-6);
+  EXPECT_LT(prediction.decode_full.tokens_per_second, prediction.decode.tokens_per_second);
+  EXPECT_EQ(prediction.decode.shares.size(), 1u);
+}
+
+TEST(Predict, AFasterLinkIsNeverSlower) {
+  const ModelSizes sizes = test::SizesOf("qwen3.5-122b");
+  Machine machine{.devices = {}, .ram_bytes = 16 * kGib, .ram_gbs = 40, .cpu_tflops = 1, .link_gbs = 0, .disk_gbs = 3,
+                  .nodes = std::vector<Node>(8, NodeAt(30))};
+  const RunOptions options{.context = 4096};
+  double before = 0;
+  for (const double rtt : {30.0, 10.0, 5.0, 1.0, 0.25}) {
+    for (Node& node : machine.nodes) node.rtt_ms = rtt;
+    const Placement place = PlaceModel(sizes, machine, options, true);
+    ASSERT_GT(place.swarm_bytes, 0u);
+    const Prediction prediction = Predict(sizes, machine, options, place);
+    EXPECT_GT(prediction.decode.tokens_per_second, before);
+    EXPECT_LT(prediction.decode.tokens_per_second, prediction.round_trip_ceiling);
+    before = prediction.decode.tokens_per_second;
+  }
+}
+
+}  // namespace
+}  // namespace linkcpp
