@@ -1,12 +1,15 @@
 #include "plugin/plugin.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_set>
 
 #include "base/log.h"
 #include "plugin/config.h"
@@ -43,6 +46,7 @@ struct BufferState {
   bool owned = false;
   std::shared_ptr<ModelRuntime> model;  // weights only
   bool refused = false;                 // no runtime could be made: said once
+  std::unordered_set<const void*> released;  // weights whose bytes were given back
 };
 
 BufferState& StateOf(ggml_backend_buffer_t buffer) { return *static_cast<BufferState*>(abi::Of(buffer).context); }
@@ -58,25 +62,7 @@ void* BufferBase(ggml_backend_buffer_t buffer) { return StateOf(buffer).base; }
 void BufferMemset(ggml_backend_buffer_t, ggml_tensor* tensor, uint8_t value, size_t offset, size_t size) {
   std::memset(static_cast<char*>(tensor->data) + offset, value, size);
 }
-void BufferSet(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* data, size_t offset, size_t size) {
-  BufferState& state = StateOf(buffer);
-  const auto name = tensor->op == GGML_OP_NONE ? ParseExpertTensorName(tensor->name) : std::nullopt;
-  if (name && state.owned) {
-    // The host does not map the model (--no-mmap): the file serves what is computed here, so the bytes need not stay.
-    if (state.model == nullptr && !state.refused) {
-      std::uint16_t file = 0;
-      std::uint64_t file_offset = 0;
-      auto model = g_plugin->models.ForMapping(nullptr, &file, &file_offset);
-      if (model) {
-        state.model = std::move(*model);
-      } else {
-        state.refused = true;
-        g_plugin->log->Error("{}", model.error().text);
-      }
-    }
-    // Scales and biases are small and the host may read them itself.
-    if (state.model != nullptr && name->kind == SlabKind::kWeight) return;
-  }
+void BufferSet(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, size_t offset, size_t size) {
   std::memcpy(static_cast<char*>(tensor->data) + offset, data, size);
 }
 void BufferGet(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, size_t offset, size_t size) {
@@ -116,7 +102,7 @@ ggml_backend_buffer_t BufferTypeAlloc(ggml_backend_buffer_type_t type, size_t si
     g_plugin->log->Error("cannot reserve {} bytes: {}", size, std::strerror(errno));
     return nullptr;
   }
-  return ggml_backend_buffer_init(type, kBufferTable, new BufferState{base, mapped, true, nullptr, false}, size);
+  return ggml_backend_buffer_init(type, kBufferTable, new BufferState{base, mapped, true, nullptr, false, {}}, size);
 }
 size_t BufferTypeAlignment(ggml_backend_buffer_type_t) { return kAlignment; }
 bool BufferTypeIsHost(ggml_backend_buffer_type_t) { return true; }
@@ -158,9 +144,34 @@ void DeviceProps(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
   DeviceMemory(device, &props->memory_free, &props->memory_total);
   props->caps = {.async = false, .host_buffer = false, .buffer_from_host_ptr = true, .events = false, .mmap_support = true};
 }
+// The host did not map the model (--load-mode none, dio) and has read it into a buffer of ours: the model is found by its
+// path, and the bytes of the weight go, since the file serves what is computed here. Biases and scales stay.
+void TakeOver(BufferState& state, const ggml_tensor* weight) {
+  static std::mutex mutex;  // several contexts of one model may compute at once
+  const std::lock_guard lock(mutex);
+  if (state.model == nullptr && !state.refused) {
+    std::uint16_t file = 0;
+    std::uint64_t file_offset = 0;
+    if (auto model = g_plugin->models.ForMapping(nullptr, &file, &file_offset)) {
+      state.model = std::move(*model);
+    } else {
+      state.refused = true;
+      g_plugin->log->Error("{}", model.error().text);
+    }
+  }
+  if (state.model == nullptr || !state.released.insert(weight->data).second) return;
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto at = reinterpret_cast<std::uintptr_t>(weight->data);
+  const std::uintptr_t begin = (at + page - 1) / page * page;
+  const std::uintptr_t end = (at + ggml_nbytes(weight)) / page * page;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
 ModelRuntime* ModelOf(const ggml_tensor* weight) {
   if (weight->buffer == nullptr || ggml_backend_buffer_get_type(weight->buffer) != g_plugin->ours()) return nullptr;
-  return StateOf(weight->buffer).model.get();
+  BufferState& state = StateOf(weight->buffer);
+  if (state.owned) TakeOver(state, weight);
+  return state.model.get();
 }
 ggml_backend_t DeviceInit(ggml_backend_dev_t device, const char*) {
   static ggml_guid guid = {0x6c, 0x69, 0x6e, 0x6b, 0x63, 0x70, 0x70, 0x2d, 0x65, 0x78, 0x70, 0x65, 0x72, 0x74, 0x73, 0x01};
@@ -184,7 +195,7 @@ ggml_backend_buffer_t DeviceMap(ggml_backend_dev_t, void* base, size_t size, siz
       return nullptr;
     }
     (*model)->AdviseMapping(file, file_offset, size, base);
-    return ggml_backend_buffer_init(g_plugin->ours(), kBufferTable, new BufferState{base, size, false, std::move(*model), false}, size);
+    return ggml_backend_buffer_init(g_plugin->ours(), kBufferTable, new BufferState{base, size, false, std::move(*model), false, {}}, size);
   } catch (const std::exception& error) {
     g_plugin->log->Error("taking the experts failed: {}", error.what());
     return nullptr;

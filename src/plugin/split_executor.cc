@@ -85,6 +85,12 @@ Result<void> SplitExecutor::RunCall(const ExpertCall& call, const Gathered& gath
 }
 
 Result<void> SplitExecutor::RunHostOps(const std::vector<ggml_tensor*>& nodes) {
+  for (const ggml_tensor* node : nodes) {
+    // Their bytes may not be in memory: an expert matmul that no recipe covers must fail, not read zeros.
+    if (node->op == GGML_OP_MUL_MAT_ID && ExpertWeightOf(node->src[0], ours_)) {
+      return Fail(FaultCode::kLocal, "{}: this use of expert weights is not understood; please report the model", node->name);
+    }
+  }
   if (cpu_ == nullptr) {
     cpu_ = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
     if (cpu_ == nullptr) return Fail(FaultCode::kLocal, "this host has no CPU backend");

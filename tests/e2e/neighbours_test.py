@@ -54,15 +54,15 @@ class Neighbours(unittest.TestCase):
 
     def test_a_host_that_does_not_map_the_file(self):
         prompt = ["-m", AUSTEN, "-p", "In the beginning", "-n", "24", "--temp", "0", "-no-cnv", "--no-warmup", "--no-perf", "-t", "2"]
-        alone = run(["llama-completion", *prompt, "--no-mmap"]).stdout
+        alone = run(["llama-completion", *prompt, "--load-mode", "none"]).stdout
         with Swarm(AUSTEN) as swarm:
             swarm.add_worker("--memory", "64M")
             swarm.wait_covered()
-            ours = run(["llama-completion", *prompt, "--no-mmap"], env=swarm.host_env(LINKCPP_LOG="error")).stdout
+            ours = run(["llama-completion", *prompt, "--load-mode", "none"], env=swarm.host_env(LINKCPP_LOG="error")).stdout
             time.sleep(6)  # workers report every few seconds
             pairs = sum(node["pairs_computed"] for node in swarm.status()["nodes"])
             # Nobody holds anything any more: the file serves what is computed here.
-            local = run(["llama-completion", *prompt, "--no-mmap"],
+            local = run(["llama-completion", *prompt, "--load-mode", "none"],
                         env=environment({"GGML_BACKEND_PATH": str(BIN.parent / "lib/libggml-linkcpp.so"), "LINKCPP_LOG": "error"})).stdout
         text = lambda said: re.search(r"In the beginning[^\n]*(?:\n[^\n]+)*", said).group(0)[:80]
         self.assertEqual(text(ours), text(alone))
@@ -74,7 +74,7 @@ class Neighbours(unittest.TestCase):
         devices = run(["llama-server", "--list-devices"], env=environment(env)).stdout
         self.assertIn("Vulkan0", devices, "mesa-vulkan-drivers and libggml0-backend-vulkan belong to the environment")
         prompt = "It is a truth universally acknowledged,"
-        host = ["-ngl", "99", "-c", "512"]
+        host = ["-ngl", "99", "-c", "512", "-lv", "4"]
         with Swarm(AUSTEN, backbone=True, local="deny", env=env, serve_args=["--wait-coverage", "30"], host_args=host) as swarm:
             swarm.add_worker("--memory", "64M")
             swarm.wait_covered()

@@ -1,0 +1,139 @@
+"""linkcpp plan against stock llama.cpp: weights, KV cache, state and compute buffers of made headers, and bad input.
+
+    plan_test.py LINKCPP
+
+llama-fit-params lays a model out without loading it and logs every buffer, so skeletons (headers with file holes) do.
+"""
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+
+LINKCPP = sys.argv[1]
+MIB = 1 << 20
+MODELS = ["qwen3.5-35b", "qwen3.5-122b", "qwen3-30b", "qwen2-57b", "mixtral-8x7b", "gpt-oss-20b", "glm-4.5-air",
+          "minimax-m2", "granite-1b-a400m", "olmoe-1b-7b", "llama-4-scout", "lfm2-8b-a1b"]
+CONTEXTS = [4096, 32768, 131072]
+failures = []
+
+
+def check(ok, text):
+    print(("ok    " if ok else "WRONG ") + text, flush=True)
+    if not ok:
+        failures.append(text)
+
+
+def plan(model, *options, ok=True):
+    done = subprocess.run([LINKCPP, "plan", "-m", model, "--json", *options], capture_output=True, text=True)
+    if ok and done.returncode != 0:
+        raise SystemExit(f"plan {model} {options}: {done.returncode}: {done.stderr}")
+    return json.loads(done.stdout) if ok else done
+
+
+def fit(model, *options):
+    """What llama.cpp would allocate, in MiB: weights, KV, state, compute. None: it can not lay the model out."""
+    environment = dict(os.environ)
+    environment.pop("GGML_BACKEND_PATH", None)
+    environment.pop("GGML_VK_VISIBLE_DEVICES", None)
+    done = subprocess.run(["llama-fit-params", "-fitp", "on", "-m", model, "-v", *options], capture_output=True, text=True,
+                          env=environment)
+    log = done.stdout + done.stderr
+    if done.returncode != 0:
+        return None
+    rows = re.findall(r"\|\s+- \S.*\|\s*(\d+) =\s*(\d+) \+\s*(\d+) \+\s*(\d+)", log)
+    return {"model": sum(int(row[1]) for row in rows),
+            "kv": sum(float(x) for x in re.findall(r"llama_kv_cache: size =\s*([\d.]+) MiB", log)),
+            "state": sum(float(x) for x in re.findall(r"llama_memory_recurrent: size =\s*([\d.]+) MiB", log)),
+            "compute": sum(float(x) for x in re.findall(r"compute buffer size =\s*([\d.]+) MiB", log))}
+
+
+def near(ours, theirs, relative, absolute):
+    return abs(ours - theirs) <= max(relative * theirs, absolute)
+
+
+def compare(folder, name):
+    model = os.path.join(folder, name + ".gguf")
+    subprocess.run([LINKCPP, "synth", "--skeleton", "--like", name, "-o", model], check=True, stdout=subprocess.DEVNULL)
+    cases = [(context, kv) for context in CONTEXTS for kv in ("f16",)] + [(32768, "q8_0"), (32768, "q4_0")]
+    for context, kv in cases:
+        host = fit(model, "-c", str(context), "-ctk", kv, "-ctv", kv, "-fa", "on")
+        if host is None:
+            print(f"skip  {name} {context} {kv}: llama-fit-params fails")
+            continue
+        ours = plan(model, "--vram", "none", "--ram", "900GiB", "--ram-rate", "40", "--ctx", str(context), "--kv", kv)
+        ram = next(row for row in ours["memory"] if row["name"] == "RAM")
+        weights = (ours["expert_bytes"] + ours["backbone_bytes"]) / MIB
+        title = f"{name} {context} {kv}"
+        # A buffer is a sum of padded tensors and repacked ones may grow; llama.cpp prints whole MiB for each of them.
+        check(near(weights, host["model"], 0.001, 3), f"{title}: weights {weights:.1f}, llama.cpp {host['model']} MiB")
+        check(near(ours["kv_bytes"] / MIB, host["kv"], 0.001, 0.01), f"{title}: KV {ours['kv_bytes'] / MIB:.2f}, {host['kv']:.2f}")
+        check(near(ours["state_bytes"] / MIB, host["state"], 0.001, 0.01),
+              f"{title}: state {ours['state_bytes'] / MIB:.2f}, {host['state']:.2f}")
+        compute = ram["compute"] / MIB
+        check(host["compute"] <= compute <= 1.1 * host["compute"],
+              f"{title}: compute {compute:.1f}, {host['compute']:.1f}: {compute / host['compute'] - 1:+.1%}")
+    four = fit(model, "-c", "32768", "-np", "4", "-fa", "on")
+    if four is not None:
+        ours = plan(model, "--vram", "none", "--ram", "900GiB", "--ram-rate", "40", "--ctx", "32768", "--parallel", "4")
+        check(near(ours["kv_bytes"] / MIB, four["kv"], 0.001, 0.01), f"{name} 4 sequences: KV {ours['kv_bytes'] / MIB:.2f}, {four['kv']:.2f}")
+        check(near(ours["state_bytes"] / MIB, four["state"], 0.001, 0.01),
+              f"{name} 4 sequences: state {ours['state_bytes'] / MIB:.2f}, {four['state']:.2f}")
+    os.remove(model)
+
+
+def reference(folder):
+    model = os.path.join(folder, "reference.gguf")
+    subprocess.run([LINKCPP, "synth", "--skeleton", "--like", "qwen3.5-122b", "-o", model], check=True, stdout=subprocess.DEVNULL)
+    ours = plan(model, "--vram", "64GiB", "--ram", "32GiB", "--ctx", "262144", "--ram-rate", "60")
+    ram = next(tier for tier in ours["experts"] if tier["tier"] == "RAM")
+    check(ours["feasible"] and ram["layers"] == list(range(38, 48)), f"reference: layers {ram['layers']} in RAM")
+    check(round(ram["bytes"] / 2**30, 2) == 14.20, f"reference: {ram['bytes'] / 2**30:.3f} GiB")
+    check(ours["memory"][0]["total"] <= 64 * 2**30, f"reference: VRAM {ours['memory'][0]['total'] / 2**30:.2f} GiB")
+    print(ours["command"])
+    return model
+
+
+def bad_input(folder, good):
+    def path(name, content):
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(content)
+        return os.path.join(folder, name)
+
+    with open(good, "rb") as file:
+        header = file.read(4096)
+    split = struct.pack("<4sIQQ", b"GGUF", 3, 0, 3)
+    for key, value in (("split.no", 0), ("split.count", 2), ("split.tensors.count", 1)):
+        split += struct.pack("<Q", len(key)) + key.encode() + struct.pack("<IH", 2, value)
+    nodes = path("nodes.json", b'[{"name": "a", "memory": "8GiB", "speed": 3}]')
+    cases = [([path("text.gguf", b"hello, world, this is no model at all")], "GGUF"),
+             ([path("short.gguf", header)], "short.gguf"),
+             ([path("model-00001-of-00002.gguf", split)], "00002-of-00002"),
+             ([os.path.join(folder, "none.gguf")], "none.gguf"),
+             ([good, "--ram", "64 parsecs"], "64 parsecs"), ([good, "--vram", "64 parsecs"], "64 parsecs"),
+             ([good, "--ram", "0"], "no memory"), ([good, "--vram", "0"], "no memory"), ([good, "--ram", "32"], "32G"),
+             ([good, "--ctx", "0"], "--ctx"), ([good, "--ctx", "many"], "--ctx"), ([good, "--kv", "q5"], "--kv"),
+             ([good, "--disk", "floppy"], "--disk"), ([good, "--gpu-layers", "500"], "48"),
+             ([good, "--nodes", nodes], "speed"), ([good, "--nodes", os.path.join(folder, "absent.json")], "absent.json"),
+             ([good, "--parallel", "0"], "parallel"), ([good, "--vram-rate", "fast"], "vram-rate")]
+    for (model, *options), expected in cases:
+        if "--vram" not in options:
+            options += ["--vram", "none"]
+        done = subprocess.run([LINKCPP, "plan", "-m", model, "--ram-rate", "40", *options], capture_output=True, text=True)
+        first = done.stderr.strip().split("\n")
+        ours = [line for line in first if not line.startswith("Run with --help")]
+        check(done.returncode == 2 and len(ours) == 1 and expected in done.stderr and done.stdout == "",
+              f"bad input {os.path.basename(model)} {options}: {done.returncode}: {done.stderr.strip()}")
+
+
+with tempfile.TemporaryDirectory(prefix="linkcpp-plan-") as folder:
+    good = reference(folder)
+    bad_input(folder, good)
+    os.remove(good)
+    for name in MODELS:
+        compare(folder, name)
+print(f"{len(failures)} wrong")
+sys.exit(1 if failures else 0)
