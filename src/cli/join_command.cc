@@ -5,7 +5,8 @@
 namespace linkcpp {
 
 void AddJoinCommand(CLI::App& app, CommandContext& context) {
-  auto* command = app.add_subcommand("join", "Give this machine's memory to a swarm: hold expert slices and compute them");
+  auto* command =
+      app.add_subcommand("join", "Give this machine's memory to a swarm: hold expert slices and compute them");
   AddWorkerProgram(*command, context.status);
 }
 

@@ -10,9 +10,12 @@
 #include <fstream>
 #include <optional>
 #include <print>
+#include <string>
+#include <vector>
 
 #include "base/log.h"
 #include "gguf/shard.h"
+#include "kernel/openmp_spin.h"
 #include "worker/byte_size.h"
 #include "worker/worker.h"
 
@@ -37,7 +40,7 @@ extern "C" void OnSignal(int signal) {
 
 void StopOnSignals(Worker* worker) {
   running_worker = worker;
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = OnSignal;
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
@@ -73,14 +76,15 @@ class Display {
     const auto age = now - shown_at_;
     if (json_) {
       if (!news && age < std::chrono::seconds(5)) return;
-      if (news && progress.state == last_.state && progress.error == last_.error && age < std::chrono::milliseconds(500) &&
-          progress.slices_ready != progress.slices_wanted) {
+      if (news && progress.state == last_.state && progress.error == last_.error &&
+          age < std::chrono::milliseconds(500) && progress.slices_ready != progress.slices_wanted) {
         return;
       }
       ShowJson(progress);
     } else if (terminal_) {
       ShowBar(progress);
-    } else if (progress.state != last_.state || progress.error != last_.error || progress.backbones != last_.backbones ||
+    } else if (progress.state != last_.state || progress.error != last_.error ||
+               progress.backbones != last_.backbones ||
                (progress.state == "ready" && progress.slices_ready != last_.slices_ready) ||
                (progress.state == "downloading" && news && age > std::chrono::seconds(5))) {
       std::println("{}", Line(progress));
@@ -102,8 +106,8 @@ class Display {
     if (p.state == "ready") {
       text = std::format("ready: {} slices, {}", p.slices_ready, FormatByteSize(p.memory_used_bytes));
     } else if (p.state == "downloading") {
-      text = std::format("downloading: {} of {} slices, {} of {}", p.slices_ready, p.slices_wanted, FormatByteSize(p.downloaded_bytes),
-                         FormatByteSize(p.downloaded_bytes + p.wanted_bytes));
+      text = std::format("downloading: {} of {} slices, {} of {}", p.slices_ready, p.slices_wanted,
+                         FormatByteSize(p.downloaded_bytes), FormatByteSize(p.downloaded_bytes + p.wanted_bytes));
     } else {
       text = p.state;
       if (p.slices_ready > 0) text += std::format(": {} slices held", p.slices_ready);
@@ -119,7 +123,8 @@ class Display {
     const std::uint64_t total = p.downloaded_bytes + p.wanted_bytes;
     if (p.state == "downloading" && total > 0) {
       constexpr std::size_t kCells = 24;
-      const auto full = static_cast<std::size_t>(static_cast<double>(p.downloaded_bytes) / static_cast<double>(total) * kCells);
+      const auto full =
+          static_cast<std::size_t>(static_cast<double>(p.downloaded_bytes) / static_cast<double>(total) * kCells);
       text = std::format("[{}{}] {}", std::string(full, '#'), std::string(kCells - full, '.'), text);
     }
     const std::size_t columns = 100;
@@ -131,11 +136,13 @@ class Display {
   }
 
   static void ShowJson(const WorkerProgress& p) {
-    std::println(R"({{"state": {}, "model": {}, "node_id": {}, "slices_ready": {}, "slices_wanted": {}, "downloaded_bytes": {}, )"
-                 R"("wanted_bytes": {}, "memory_used_bytes": {}, "memory_bytes": {}, "backbones": {}, "dispatches": {}, )"
-                 R"("pairs_computed": {}, "error": {}}})",
-                 JsonText(p.state), JsonText(p.model), JsonText(p.node_id), p.slices_ready, p.slices_wanted, p.downloaded_bytes,
-                 p.wanted_bytes, p.memory_used_bytes, p.memory_bytes, p.backbones, p.dispatches, p.pairs_computed, JsonText(p.error));
+    std::println(
+        R"({{"state": {}, "model": {}, "node_id": {}, "slices_ready": {}, "slices_wanted": {}, "downloaded_bytes": {}, )"
+        R"("wanted_bytes": {}, "memory_used_bytes": {}, "memory_bytes": {}, "backbones": {}, "dispatches": {}, )"
+        R"("pairs_computed": {}, "error": {}}})",
+        JsonText(p.state), JsonText(p.model), JsonText(p.node_id), p.slices_ready, p.slices_wanted, p.downloaded_bytes,
+        p.wanted_bytes, p.memory_used_bytes, p.memory_bytes, p.backbones, p.dispatches, p.pairs_computed,
+        JsonText(p.error));
   }
 
   const bool json_, terminal_;
@@ -148,7 +155,9 @@ class Display {
 
 Result<std::string> FindToken(const Arguments& arguments) {
   if (!arguments.token.empty()) {
-    std::println(stderr, "linkcpp: warning: a token on the command line can be seen in the process list; LINKCPP_TOKEN or --token-file keep it private");
+    std::println(stderr,
+                 "linkcpp: warning: a token on the command line can be seen in the process list; LINKCPP_TOKEN or "
+                 "--token-file keep it private");
     return arguments.token;
   }
   if (!arguments.token_file.empty()) {
@@ -158,7 +167,10 @@ Result<std::string> FindToken(const Arguments& arguments) {
     return token;
   }
   const char* token = std::getenv("LINKCPP_TOKEN");
-  return token == nullptr ? std::string() : std::string(token);
+  if (token == nullptr || *token == '\0') {
+    return Fail(FaultCode::kRefused, "which token? Set LINKCPP_TOKEN or give --token-file; `linkcpp serve` prints one and `linkcpp token new` makes more");
+  }
+  return std::string(token);
 }
 
 // kRefused: wrong usage.
@@ -168,7 +180,9 @@ Result<WorkerOptions> ToOptions(const Arguments& arguments) {
   if (url.empty()) {
     const char* from_environment = std::getenv("LINKCPP_COORDINATOR");
     if (from_environment == nullptr || *from_environment == '\0') {
-      return Fail(FaultCode::kRefused, "which coordinator? Give its URL (the join line that `linkcpp serve` prints) or set LINKCPP_COORDINATOR");
+      return Fail(
+          FaultCode::kRefused,
+          "which coordinator? Give its URL (the join line that `linkcpp serve` prints) or set LINKCPP_COORDINATOR");
     }
     url = from_environment;
   }
@@ -178,7 +192,8 @@ Result<WorkerOptions> ToOptions(const Arguments& arguments) {
   options.coordinator = *endpoint;
   if (!arguments.memory.empty()) {
     ASSIGN_OR_RETURN(options.memory_bytes, ParseByteSize(arguments.memory));
-    if (const std::uint64_t total = TotalMemory(); arguments.device == "cpu" && total != 0 && options.memory_bytes > total) {
+    if (const std::uint64_t total = TotalMemory();
+        arguments.device == "cpu" && total != 0 && options.memory_bytes > total) {
       return Fail(FaultCode::kRefused, "--memory {}: this machine has {}", arguments.memory, FormatByteSize(total));
     }
   }
@@ -197,7 +212,21 @@ Result<WorkerOptions> ToOptions(const Arguments& arguments) {
 
 void ShowFault(const Fault& fault, bool json) {
   std::println(stderr, "linkcpp: {}", fault.text);
-  if (json) std::println(R"({{"error": {{"code": "{}", "message": {}}}}})", FaultCodeName(fault.code), JsonText(fault.text));
+  if (json)
+    std::println(R"({{"error": {{"code": "{}", "message": {}}}}})", FaultCodeName(fault.code), JsonText(fault.text));
+}
+
+// The OpenMP runtime reads its environment when it is loaded, so the program starts itself once more with a bound on
+// its threads' spinning (kernel/openmp_spin.h).
+void RestartWithBoundedSpin() {
+  std::ifstream file("/proc/self/cmdline");
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  if (words.empty()) return;
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  RestartWithOpenMpSpin(argv.data());
 }
 
 int RunWorkerProgram(const Arguments& arguments) {
@@ -206,6 +235,7 @@ int RunWorkerProgram(const Arguments& arguments) {
     ShowFault(options.error(), arguments.json);
     return 2;
   }
+  RestartWithBoundedSpin();
   // The bar and the log share a terminal: only what needs a person's eye goes to the log then.
   const bool bar = !arguments.json && ::isatty(STDOUT_FILENO) == 1;
   const auto log = MakeStderrLog("worker", bar ? LogLevel::kError : LogLevel::kInfo);
@@ -230,11 +260,16 @@ int RunWorkerProgram(const Arguments& arguments) {
 
 void AddWorkerProgram(CLI::App& app, int& status) {
   auto arguments = std::make_shared<Arguments>();
-  app.add_option("url", arguments->url, "The coordinator: http://127.0.0.1:8090, or the join line https://host:8090#sha256=…\n(default: LINKCPP_COORDINATOR)");
-  app.add_option("--token", arguments->token, "The join token. Better: LINKCPP_TOKEN or --token-file, which other users can not see");
+  app.add_option("url", arguments->url,
+                 "The coordinator: http://127.0.0.1:8090, or the join line https://host:8090#sha256=…\n(default: "
+                 "LINKCPP_COORDINATOR)");
+  app.add_option("--token", arguments->token,
+                 "The join token. Better: LINKCPP_TOKEN or --token-file, which other users can not see");
   app.add_option("--token-file", arguments->token_file, "A file that holds the token");
-  app.add_option("--memory", arguments->memory, "How much memory to give: 512M, 4G, 1.5GiB (default: half of what is free)");
-  app.add_option("--layers", arguments->layers, "Hold slices of these layers, e.g. 0:2,5 (default: the coordinator chooses)");
+  app.add_option("--memory", arguments->memory,
+                 "How much memory to give: 512M, 4G, 1.5GiB (default: half of what is free)");
+  app.add_option("--layers", arguments->layers,
+                 "Hold slices of these layers, e.g. 0:2,5 (default: the coordinator chooses)");
   app.add_option("--experts", arguments->experts, "Hold these experts of the layers, e.g. 0:16,40");
   app.add_option("--device", arguments->device, "cpu, auto, or a ggml device name such as Vulkan0 (default: auto)");
   app.add_option("--threads", arguments->threads, "CPU threads (default: one per core)")->check(CLI::Range(0, 1024));
@@ -242,8 +277,9 @@ void AddWorkerProgram(CLI::App& app, int& status) {
   app.add_option("--cache", arguments->cache, "Where slices are kept between runs (default: ~/.cache/linkcpp)");
   app.add_option("--model", arguments->model, "Which of the coordinator's models, by name or id");
   app.add_flag("--json", arguments->json, "Progress as JSON lines on standard output");
-  app.footer("Example: LINKCPP_TOKEN=… linkcpp join http://127.0.0.1:8090 --memory 4G\n"
-             "Exit status: 0 stopped by Ctrl-C or SIGTERM, 1 failed, 2 wrong usage. A second Ctrl-C ends it at once.");
+  app.footer(
+      "Example: LINKCPP_TOKEN=… linkcpp join http://127.0.0.1:8090 --memory 4G\n"
+      "Exit status: 0 stopped by Ctrl-C or SIGTERM, 1 failed, 2 wrong usage. A second Ctrl-C ends it at once.");
   app.callback([arguments, &status] { status = RunWorkerProgram(*arguments); });
 }
 

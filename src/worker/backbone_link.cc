@@ -57,7 +57,8 @@ class BackboneLink::Session final : public ReplyPort, public std::enable_shared_
       return {};
     }
     if (auto* welcome = std::get_if<WelcomeMessage>(&*message)) {
-      if (welcome->max_payload_bytes != 0) max_payload_bytes_ = std::min(welcome->max_payload_bytes, LinkLimits().max_payload_bytes);
+      if (welcome->max_payload_bytes != 0)
+        max_payload_bytes_ = std::min(welcome->max_payload_bytes, LinkLimits().max_payload_bytes);
       SetPhase(Phase::kWelcome, "");
       return {};
     }
@@ -115,8 +116,8 @@ class BackboneLink::Session final : public ReplyPort, public std::enable_shared_
   std::unique_ptr<Link> link_;      // last: its destructor ends the handlers while the rest is still there
 };
 
-BackboneLink::BackboneLink(BackboneRef backbone, WorkerIdentity identity, Dial dial, Holdings holdings, Dispatcher& dispatcher,
-                           LogSink& log, LinkTiming timing)
+BackboneLink::BackboneLink(BackboneRef backbone, WorkerIdentity identity, Dial dial, Holdings holdings,
+                           Dispatcher& dispatcher, LogSink& log, LinkTiming timing)
     : dial_(std::move(dial)),
       holdings_(std::move(holdings)),
       dispatcher_(dispatcher),
@@ -174,7 +175,8 @@ void BackboneLink::Loop() {
     {
       std::unique_lock lock(mutex_);
       // With a refused ticket there is nothing to do before fresh orders.
-      changed_.wait(lock, [this] { return stop_ || leaving_ || backbone_.ticket != refused_ticket_ || refused_ticket_.empty(); });
+      changed_.wait(
+          lock, [this] { return stop_ || leaving_ || backbone_.ticket != refused_ticket_ || refused_ticket_.empty(); });
       if (stop_ || leaving_) return;
     }
     const bool welcomed = Connect();

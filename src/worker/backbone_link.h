@@ -34,7 +34,7 @@ struct LinkTiming {
   std::chrono::milliseconds dial{3000}, welcome{5000};
   std::chrono::milliseconds backoff_first{100}, backoff_most{10'000};
   std::chrono::milliseconds silence{30'000};  // then the backbone is taken for gone
-  std::chrono::milliseconds close{5000};  // for what is queued to be written
+  std::chrono::milliseconds close{5000};      // for what is queued to be written
 };
 
 class BackboneLink {
@@ -44,13 +44,14 @@ class BackboneLink {
   using Holdings = std::function<std::vector<LayerHoldings>()>;
 
   // Everything borrowed must outlive the link. Starts at once.
-  BackboneLink(BackboneRef backbone, WorkerIdentity identity, Dial dial, Holdings holdings, Dispatcher& dispatcher, LogSink& log,
-               LinkTiming timing = {});
+  BackboneLink(BackboneRef backbone, WorkerIdentity identity, Dial dial, Holdings holdings, Dispatcher& dispatcher,
+               LogSink& log, LinkTiming timing = {});
   ~BackboneLink();  // closes
 
-  // Fresh orders: the address, certificate and ticket for the next dial. A changed ticket ends the wait after a refusal.
+  // Fresh orders: the address, certificate and ticket for the next dial. A changed ticket ends the wait after a
+  // refusal.
   void Update(const BackboneRef& backbone, const WorkerIdentity& identity);
-  void SendHoldings();                        // no effect while not connected
+  void SendHoldings();                         // no effect while not connected
   void SayGoodbye(const std::string& reason);  // dispatches that still come are answered; does not dial again
   bool connected() const { return connected_; }
 

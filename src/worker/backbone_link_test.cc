@@ -18,7 +18,8 @@ constexpr std::uint32_t kEmbd = 32;
 class FakeBackbone {
  public:
   explicit FakeBackbone(TcpNet& net) {
-    listener_ = net.Listen("127.0.0.1:0", nullptr, [this](std::unique_ptr<Link> link) { Take(std::move(link)); }).value();
+    listener_ =
+        net.Listen("127.0.0.1:0", nullptr, [this](std::unique_ptr<Link> link) { Take(std::move(link)); }).value();
   }
   std::string address() const { return listener_->address(); }
 
@@ -95,7 +96,8 @@ class BackboneLinkTest : public testing::Test {
   }
   std::unique_ptr<BackboneLink> Connect(LinkTiming timing = {}) {
     return std::make_unique<BackboneLink>(
-        Ref(), identity, [this](const auto& address, const auto& pin, auto timeout) { return net->Dial(address, pin, timeout); },
+        Ref(), identity,
+        [this](const auto& address, const auto& pin, auto timeout) { return net->Dial(address, pin, timeout); },
         [this] { return rack.Ready(); }, dispatcher, log, timing);
   }
   bool Eventually(const std::function<bool()>& condition) {
@@ -150,7 +152,7 @@ TEST_F(BackboneLinkTest, GreetsSaysWhatItHoldsAndComputes) {
 
   ASSERT_TRUE(rack.Load({LayerId(3), ExpertId(8)}, FakeSlabs(3).slabs));
   link->SendHoldings();
-  EXPECT_EQ(backbone.Next<HoldingsMessage>().ready.at(0).experts, "7:9");
+  EXPECT_EQ(backbone.Next<HoldingsMessage>().ready.at(0).experts, "7,8");
 }
 
 TEST_F(BackboneLinkTest, ComesBackAfterEveryBreak) {

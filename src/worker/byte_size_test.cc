@@ -7,8 +7,8 @@ namespace {
 
 TEST(ByteSize, ReadsWhatPeopleWrite) {
   const std::pair<const char*, std::uint64_t> kCases[] = {
-      {"4G", 4ull << 30},      {"512M", 512ull << 20}, {"1.5GiB", 3ull << 29}, {"800 MB", 800ull << 20},
-      {"64k", 64ull << 10},    {"2t", 2ull << 40},     {"1073741824", 1ull << 30}, {"7B", 7},
+      {"4G", 4ull << 30},   {"512M", 512ull << 20}, {"1.5GiB", 3ull << 29},     {"800 MB", 800ull << 20},
+      {"64k", 64ull << 10}, {"2t", 2ull << 40},     {"1073741824", 1ull << 30}, {"7B", 7},
       {"0.5kb", 512},
   };
   for (const auto& [text, bytes] : kCases) {
@@ -19,7 +19,8 @@ TEST(ByteSize, ReadsWhatPeopleWrite) {
 }
 
 TEST(ByteSize, RefusesTheRestAndSaysHowToWriteIt) {
-  for (const char* text : {"", "G", "4X", "4GG", "4iB", "-4G", "0", "0.0001", "1e9", "nan", "inf", "4 G B", "4,5G", "2000T", "99999999999999999999G"}) {
+  for (const char* text : {"", "G", "4X", "4GG", "4iB", "-4G", "0", "0.0001", "1e9", "nan", "inf", "4 G B", "4,5G",
+                           "2000T", "99999999999999999999G"}) {
     const auto parsed = ParseByteSize(text);
     ASSERT_FALSE(parsed) << text << " became " << *parsed;
     EXPECT_EQ(parsed.error().code, FaultCode::kRefused);
@@ -36,10 +37,12 @@ TEST(ByteSize, IsShownWithOneDecimal) {
 
 TEST(DefaultMemory, LeavesRoomForTheMachinesOwner) {
   constexpr std::uint64_t kGib = 1ull << 30;
-  EXPECT_EQ(DefaultMemoryOf(16 * kGib), 8 * kGib);      // half
-  EXPECT_EQ(DefaultMemoryOf(3 * kGib / 2), kGib / 2);   // all but 1 GiB
-  EXPECT_EQ(DefaultMemoryOf(kGib / 2), 64ull << 20);    // the least that makes sense
-  EXPECT_EQ(DefaultMemory({.name = "GPU0", .description = "", .free_bytes = 10 * kGib, .total_bytes = 12 * kGib, .is_gpu = true}), 8 * kGib);
+  EXPECT_EQ(DefaultMemoryOf(16 * kGib), 8 * kGib);     // half
+  EXPECT_EQ(DefaultMemoryOf(3 * kGib / 2), kGib / 2);  // all but 1 GiB
+  EXPECT_EQ(DefaultMemoryOf(kGib / 2), 64ull << 20);   // the least that makes sense
+  EXPECT_EQ(DefaultMemory(
+                {.name = "GPU0", .description = "", .free_bytes = 10 * kGib, .total_bytes = 12 * kGib, .is_gpu = true}),
+            8 * kGib);
 }
 
 }  // namespace

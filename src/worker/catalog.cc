@@ -23,20 +23,21 @@ std::optional<SlabKind> KindFrom(std::string_view name) {
   return std::nullopt;
 }
 
-constexpr std::uint64_t kMaxSide = 1u << 20;          // of one expert matrix
+constexpr std::uint64_t kMaxSide = 1u << 20;  // of one expert matrix
 constexpr std::uint64_t kMaxSlabBytes = 4ull << 30;
 
 Result<CatalogTensor> ReadTensor(const TensorDetail& detail, std::uint32_t n_experts, ExpertShape& shape) {
   CatalogTensor tensor;
   const auto projection = ProjectionFrom(detail.projection);
   const auto kind = KindFrom(detail.kind);
-  if (!projection || !kind) return Fail(FaultCode::kMalformed, "unknown tensor '{}.{}'", detail.projection, detail.kind);
+  if (!projection || !kind)
+    return Fail(FaultCode::kMalformed, "unknown tensor '{}.{}'", detail.projection, detail.kind);
   tensor.projection = *projection;
   tensor.kind = *kind;
   tensor.slab_bytes = detail.slab_bytes;
   if (detail.slab_bytes == 0 || detail.slab_bytes > kMaxSlabBytes || detail.hashes.size() != n_experts) {
-    return Fail(FaultCode::kMalformed, "{}.{}: slabs of {} bytes with {} hashes for {} experts", detail.projection, detail.kind,
-                detail.slab_bytes, detail.hashes.size(), n_experts);
+    return Fail(FaultCode::kMalformed, "{}.{}: slabs of {} bytes with {} hashes for {} experts", detail.projection,
+                detail.kind, detail.slab_bytes, detail.hashes.size(), n_experts);
   }
   tensor.hashes.reserve(detail.hashes.size());
   for (const std::string& hex : detail.hashes) {
@@ -46,8 +47,10 @@ Result<CatalogTensor> ReadTensor(const TensorDetail& detail, std::uint32_t n_exp
   auto& entry = shape.projections[static_cast<std::size_t>(*projection)];
   if (*kind == SlabKind::kWeight) {
     const auto type = TensorTypeNumber(detail.type);
-    if (!type) return Fail(FaultCode::kMalformed, "{}: this build's ggml has no type '{}'", detail.projection, detail.type);
-    if (detail.ne.size() < 2 || detail.ne[0] == 0 || detail.ne[1] == 0 || detail.ne[0] > kMaxSide || detail.ne[1] > kMaxSide) {
+    if (!type)
+      return Fail(FaultCode::kMalformed, "{}: this build's ggml has no type '{}'", detail.projection, detail.type);
+    if (detail.ne.size() < 2 || detail.ne[0] == 0 || detail.ne[1] == 0 || detail.ne[0] > kMaxSide ||
+        detail.ne[1] > kMaxSide) {
       return Fail(FaultCode::kMalformed, "{}: not the shape of an expert matrix", detail.projection);
     }
     entry = ProjectionShape{.type = *type,

@@ -28,7 +28,7 @@ struct CatalogTensor {
 struct CatalogLayer {
   LayerId layer;
   std::uint32_t n_experts = 0;
-  std::uint64_t slice_bytes = 0;       // sum of slab_bytes
+  std::uint64_t slice_bytes = 0;  // sum of slab_bytes
   std::vector<CatalogTensor> tensors;
   ExpertShape shape;
 };

@@ -15,7 +15,8 @@ namespace linkcpp {
 enum class ControlState {
   kUnknownNode,  // 404: join again
   kAway,         // no answer, or 5xx, 429: try again later
-  kFatal,        // 401, 403, another client error: trying again does not help
+  kRefused,      // another 4xx: this request as it is makes no sense to this coordinator
+  kFatal,        // the token or the certificate: trying again does not help
 };
 
 struct ControlFault {

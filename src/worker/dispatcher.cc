@@ -37,7 +37,8 @@ Result<void> Dispatcher::Submit(DispatchMessage&& message, std::span<const std::
   const std::uint64_t n_values = std::uint64_t{message.n_rows} * message.row_len;
   const std::uint64_t x_bytes = n_values * sizeof(float);
   if (payload.size() != RowBytes(message.row_type, message.row_len) * message.n_rows) {
-    return Fail(FaultCode::kRefused, "{} payload bytes for {} rows of {}", payload.size(), message.n_rows, message.row_len);
+    return Fail(FaultCode::kRefused, "{} payload bytes for {} rows of {}", payload.size(), message.n_rows,
+                message.row_len);
   }
   std::unique_ptr<Job> job;
   {
@@ -108,7 +109,8 @@ void Dispatcher::Answer(Job& job) try {
   if (!output) {
     ++faults_;
     log_.Debug("dispatch {} refused: {}", ask.id, output.error().text);
-    job.port->Send(EncodeMessage(FaultMessage{.id = ask.id, .code = output.error().code, .text = output.error().text}), {});
+    job.port->Send(EncodeMessage(FaultMessage{.id = ask.id, .code = output.error().code, .text = output.error().text}),
+                   {});
     return;
   }
   const std::size_t n_pairs = ask.pairs.size();
@@ -131,7 +133,8 @@ void Dispatcher::Answer(Job& job) try {
                  payload);
 } catch (const std::bad_alloc&) {
   ++faults_;
-  job.port->Send(EncodeMessage(FaultMessage{.id = job.message.id, .code = FaultCode::kBusy, .text = "out of memory"}), {});
+  job.port->Send(EncodeMessage(FaultMessage{.id = job.message.id, .code = FaultCode::kBusy, .text = "out of memory"}),
+                 {});
 }
 
 }  // namespace linkcpp

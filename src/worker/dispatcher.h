@@ -30,9 +30,9 @@ class ReplyPort {
 };
 
 struct DispatcherLimits {
-  std::size_t max_jobs = 64;                         // waiting; one more is answered kBusy
-  std::uint64_t max_queued_bytes = 256ull << 20;     // rows waiting, as f32; a single bigger dispatch is let in alone
-  std::uint64_t max_kept_bytes = 64ull << 20;        // of buffers kept for reuse
+  std::size_t max_jobs = 64;                      // waiting; one more is answered kBusy
+  std::uint64_t max_queued_bytes = 256ull << 20;  // rows waiting, as f32; a single bigger dispatch is let in alone
+  std::uint64_t max_kept_bytes = 64ull << 20;     // of buffers kept for reuse
 };
 
 class Dispatcher {
@@ -82,8 +82,8 @@ class Dispatcher {
   bool running_ = false, stop_ = false;       // guarded by mutex_
 
   std::atomic<std::uint64_t> pairs_{0}, dispatches_{0}, faults_{0}, busy_us_{0};
-  std::vector<float> y_;               // the compute thread's
-  std::vector<std::byte> packed_;      // the compute thread's
+  std::vector<float> y_;           // the compute thread's
+  std::vector<std::byte> packed_;  // the compute thread's
   std::thread thread_;
 };
 

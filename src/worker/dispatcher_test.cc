@@ -129,7 +129,8 @@ TEST_F(DispatcherTest, AWithdrawnSliceStillAnswersUntilItIsDropped) {
 TEST_F(DispatcherTest, ChecksARecipeOnceAndRefusesWhatTheStackRefuses) {
   Dispatcher dispatcher(rack, log);
   const auto rows = Rows();
-  for (std::uint64_t id = 0; id < 5; ++id) ASSERT_TRUE(dispatcher.Submit(Ask(id, {{0, 7}}), std::as_bytes(std::span(rows)), port));
+  for (std::uint64_t id = 0; id < 5; ++id)
+    ASSERT_TRUE(dispatcher.Submit(Ask(id, {{0, 7}}), std::as_bytes(std::span(rows)), port));
   port->Wait(4);
   EXPECT_EQ(behaviour.checks, 1);
 
@@ -148,7 +149,8 @@ TEST_F(DispatcherTest, RefusesRowsOfAnotherLength) {
   ask.row_len = 16;
   ASSERT_TRUE(dispatcher.Submit(std::move(ask), std::as_bytes(std::span(rows)), port));
   EXPECT_EQ(std::get<FaultMessage>(port->Wait(0).message).code, FaultCode::kRefused);
-  EXPECT_FALSE(dispatcher.Submit(Ask(2, {{0, 7}}), std::as_bytes(std::span(rows)), port)) << "a payload that is too short";
+  EXPECT_FALSE(dispatcher.Submit(Ask(2, {{0, 7}}), std::as_bytes(std::span(rows)), port))
+      << "a payload that is too short";
 }
 
 TEST_F(DispatcherTest, RefusesAResultTheOtherSideWouldNotTake) {
@@ -196,6 +198,7 @@ TEST_F(DispatcherTest, SaysBusyBeyondItsQueueAndAnswersTheRest) {
       ++busy;
     }
   }
+  EXPECT_EQ(busy, 20 - accepted);
   EXPECT_GE(accepted, 3u);
   EXPECT_LE(accepted, 4u);  // one running and three waiting
   EXPECT_FALSE(dispatcher.WaitIdle(20ms));

@@ -27,7 +27,8 @@ Result<void> File::ReadAt(std::uint64_t offset, std::span<std::byte> bytes) cons
     const ssize_t n = ::pread(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return Fail(FaultCode::kLocal, "cannot read {}: {}", path_, std::strerror(errno));
-    if (n == 0) return Fail(FaultCode::kLocal, "{} ends at byte {}, {} more were expected", path_, offset, bytes.size());
+    if (n == 0)
+      return Fail(FaultCode::kLocal, "{} ends at byte {}, {} more were expected", path_, offset, bytes.size());
     bytes = bytes.subspan(static_cast<std::size_t>(n));
     offset += static_cast<std::uint64_t>(n);
   }
@@ -53,15 +54,18 @@ Result<void> File::Truncate(std::uint64_t size_bytes) const {
 }
 
 Result<std::uint64_t> File::Size() const {
-  struct stat info {};
+  struct stat info{};
   if (::fstat(fd_, &info) != 0) return Fail(FaultCode::kLocal, "cannot stat {}: {}", path_, std::strerror(errno));
   return static_cast<std::uint64_t>(info.st_size);
 }
 
-bool File::TryLock() const { return ::flock(fd_, LOCK_EX | LOCK_NB) == 0; }
+bool File::TryLock() const {
+  return ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
+}
 
 Result<void> File::Close() {
-  if (::close(std::exchange(fd_, -1)) != 0) return Fail(FaultCode::kLocal, "cannot finish {}: {}", path_, DiskReason(errno));
+  if (::close(std::exchange(fd_, -1)) != 0)
+    return Fail(FaultCode::kLocal, "cannot finish {}: {}", path_, DiskReason(errno));
   return {};
 }
 

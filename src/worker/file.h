@@ -22,7 +22,8 @@ class File {
   }
   ~File();
 
-  Result<void> ReadAt(std::uint64_t offset, std::span<std::byte> bytes) const;  // kLocal: error, or the file ends before
+  Result<void> ReadAt(std::uint64_t offset,
+                      std::span<std::byte> bytes) const;  // kLocal: error, or the file ends before
   Result<void> WriteAt(std::uint64_t offset, std::span<const std::byte> bytes) const;
   Result<void> Truncate(std::uint64_t size_bytes) const;
   Result<std::uint64_t> Size() const;

@@ -15,13 +15,20 @@ namespace linkcpp {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-Loader::Loader(LoaderOptions options, Rack& rack, const SlabCache& cache, std::unique_ptr<HttpClient> http, LogSink& log,
-               std::function<void()> on_change)
-    : options_(options), rack_(rack), cache_(cache), http_(std::move(http)), log_(log), on_change_(std::move(on_change)) {}
+Loader::Loader(LoaderOptions options, Rack& rack, const SlabCache& cache, std::unique_ptr<HttpClient> http,
+               LogSink& log, std::function<void()> on_change)
+    : options_(options),
+      rack_(rack),
+      cache_(cache),
+      http_(std::move(http)),
+      log_(log),
+      on_change_(std::move(on_change)) {}
 
 void Loader::SetWanted(std::shared_ptr<const Catalog> catalog, std::vector<LayerHoldings> hold) {
   const std::lock_guard lock(mutex_);
-  const auto same = [](const LayerHoldings& a, const LayerHoldings& b) { return a.layer == b.layer && a.experts == b.experts; };
+  const auto same = [](const LayerHoldings& a, const LayerHoldings& b) {
+    return a.layer == b.layer && a.experts == b.experts;
+  };
   if (catalog == wanted_.catalog && std::ranges::equal(hold, wanted_.hold, same)) return;
   wanted_ = {.catalog = std::move(catalog), .hold = std::move(hold)};
   status_.settled = false;
@@ -101,13 +108,16 @@ Result<std::vector<Loader::LayerPlan>> Loader::MakePlan(const Wanted& wanted, Re
   std::uint64_t bytes = 0;
   for (const LayerHoldings& hold : wanted.hold) {
     const CatalogLayer* layer = wanted.catalog->Find(LayerId(hold.layer));
-    if (layer == nullptr) return Fail(FaultCode::kRefused, "ordered to hold layer {}, which has no experts", hold.layer);
+    if (layer == nullptr)
+      return Fail(FaultCode::kRefused, "ordered to hold layer {}, which has no experts", hold.layer);
     ASSIGN_OR_RETURN(auto experts, ParseRanges(hold.experts, layer->n_experts));
     const std::uint64_t fit = (options_.memory_bytes - bytes) / layer->slice_bytes;
     if (experts.size() > fit) {
       if (over_budget) {
-        over_budget = Fail(FaultCode::kLocal, "ordered to hold more than the {} this worker gives (--memory): layer {} gets {} of {} experts",
-                           FormatByteSize(options_.memory_bytes), hold.layer, fit, experts.size());
+        over_budget =
+            Fail(FaultCode::kLocal,
+                 "ordered to hold more than the {} this worker gives (--memory): layer {} gets {} of {} experts",
+                 FormatByteSize(options_.memory_bytes), hold.layer, fit, experts.size());
       }
       experts.resize(fit);
     }
@@ -125,7 +135,8 @@ Result<std::vector<Loader::LayerPlan>> Loader::MakePlan(const Wanted& wanted, Re
   }
   // What shrinks goes first, so that its memory is there for what grows.
   std::ranges::stable_sort(plans, {}, [this](const LayerPlan& plan) {
-    return (static_cast<std::int64_t>(plan.experts.size()) - static_cast<std::int64_t>(rack_.Slots(plan.layer->layer))) *
+    return (static_cast<std::int64_t>(plan.experts.size()) -
+            static_cast<std::int64_t>(rack_.Slots(plan.layer->layer))) *
            static_cast<std::int64_t>(plan.layer->slice_bytes);
   });
   return plans;
@@ -151,7 +162,8 @@ Result<void> Loader::Reconcile(const Wanted& wanted) {
   for (const LayerId layer : rack_.Layers()) {
     const auto plan = std::ranges::find(plans, layer, [](const LayerPlan& p) { return p.layer->layer; });
     for (const std::uint16_t expert : rack_.Experts(layer)) {
-      if (plan == plans.end() || !std::ranges::binary_search(plan->experts, expert)) unwanted.push_back({layer, ExpertId(expert)});
+      if (plan == plans.end() || !std::ranges::binary_search(plan->experts, expert))
+        unwanted.push_back({layer, ExpertId(expert)});
     }
   }
   TakeBack(unwanted);
@@ -261,8 +273,10 @@ Result<void> Loader::FetchAndLoad(const LayerPlan& plan, const Catalog& catalog,
   std::set<std::uint16_t> tried_twice;
   while (!missing.empty()) {
     if (Interrupted()) return {};
-    ShardBatch batch{.model_name = catalog.model_name(), .model_id = catalog.model_id(), .layer = plan.layer, .experts = {}};
-    batch.experts.assign(missing.begin(), missing.begin() + static_cast<std::ptrdiff_t>(std::min(per_batch, missing.size())));
+    ShardBatch batch{
+        .model_name = catalog.model_name(), .model_id = catalog.model_id(), .layer = plan.layer, .experts = {}};
+    batch.experts.assign(missing.begin(),
+                         missing.begin() + static_cast<std::ptrdiff_t>(std::min(per_batch, missing.size())));
     missing.erase(missing.begin(), missing.begin() + static_cast<std::ptrdiff_t>(batch.experts.size()));
     const std::uint64_t batch_bytes = batch.experts.size() * plan.layer->slice_bytes;
     std::uint64_t before = 0, wanted_before = 0;
@@ -287,7 +301,9 @@ Result<void> Loader::FetchAndLoad(const LayerPlan& plan, const Catalog& catalog,
     }
     {
       const std::lock_guard lock(mutex_);
-      status_.wanted_bytes = wanted_before - std::min<std::uint64_t>(wanted_before, (batch.experts.size() - again.size()) * plan.layer->slice_bytes);
+      status_.wanted_bytes =
+          wanted_before -
+          std::min<std::uint64_t>(wanted_before, (batch.experts.size() - again.size()) * plan.layer->slice_bytes);
     }
     if (!fetched && fetched.error().code != FaultCode::kMalformed) return std::unexpected(fetched.error());
     if (again.empty()) continue;
@@ -299,7 +315,9 @@ Result<void> Loader::FetchAndLoad(const LayerPlan& plan, const Catalog& catalog,
       if (tried_twice.insert(expert).second) once_more.push_back(expert);
     }
     if (once_more.size() < again.size() && outcome) {
-      outcome = Fail(FaultCode::kRefused, "downloaded twice and still wrong: {}. The coordinator's model file has changed or is damaged", wrong);
+      outcome =
+          Fail(FaultCode::kRefused,
+               "downloaded twice and still wrong: {}. The coordinator's model file has changed or is damaged", wrong);
     }
     missing.insert(missing.begin(), once_more.begin(), once_more.end());
   }

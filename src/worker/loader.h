@@ -26,9 +26,9 @@
 namespace linkcpp {
 
 struct LoaderOptions {
-  std::uint64_t memory_bytes = 0;                        // of all stacks; never exceeded
-  std::uint64_t batch_bytes = 256ull << 20;              // of one download, at least one slice
-  std::chrono::milliseconds withdraw_grace{100};         // between taking a slice back and dropping it
+  std::uint64_t memory_bytes = 0;                 // of all stacks; never exceeded
+  std::uint64_t batch_bytes = 256ull << 20;       // of one download, at least one slice
+  std::chrono::milliseconds withdraw_grace{100};  // between taking a slice back and dropping it
   std::chrono::milliseconds retry_first{1000}, retry_most{60'000};
 };
 
@@ -39,8 +39,8 @@ class Loader {
     std::uint64_t wanted_bytes = 0;      // still to download
     std::uint64_t slices_wanted = 0;
     std::uint64_t memory_used_bytes = 0;
-    bool settled = false;                // everything wanted is held
-    std::string error;                   // the last thing that went wrong; "" once it is mended
+    bool settled = false;  // everything wanted is held
+    std::string error;     // the last thing that went wrong; "" once it is mended
   };
 
   // Everything borrowed must outlive the loader. `on_change`: holdings have changed; from the loader's thread, and
@@ -87,13 +87,13 @@ class Loader {
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  Wanted wanted_;               // guarded by mutex_
-  Status status_;               // guarded by mutex_
+  Wanted wanted_;                          // guarded by mutex_
+  Status status_;                          // guarded by mutex_
   std::atomic<std::uint64_t> version_{0};  // of wanted_
   std::uint64_t working_on_ = 0;           // the loader thread's
   std::atomic<bool> stop_{false};
-  std::string model_id_;                   // of what the rack holds; the loader thread's
-  std::vector<std::byte> slice_;           // one slice's bytes; the loader thread's
+  std::string model_id_;          // of what the rack holds; the loader thread's
+  std::vector<std::byte> slice_;  // one slice's bytes; the loader thread's
   std::chrono::steady_clock::time_point last_change_;
 };
 

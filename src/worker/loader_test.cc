@@ -50,7 +50,8 @@ struct TestModel {
         column.ne.assign(tensor.tensor->ne.begin(), tensor.tensor->ne.end());
         column.slab_bytes = tensor.slab_bytes;
         for (std::uint32_t expert = 0; expert < layer.n_experts; ++expert) {
-          column.hashes.push_back(manifest.Find({layer.layer, ExpertId(static_cast<std::uint16_t>(expert))})->at(i).hash.Hex());
+          column.hashes.push_back(
+              manifest.Find({layer.layer, ExpertId(static_cast<std::uint16_t>(expert))})->at(i).hash.Hex());
         }
       }
     }
@@ -69,8 +70,8 @@ class FakeHttp final : public HttpClient {
   struct Script {
     std::atomic<int> downloads{0};
     std::atomic<std::uint64_t> bytes{0};
-    std::atomic<std::uint64_t> flip_at{0};    // this byte of a shard is flipped; 0: none
-    std::atomic<int> flips_left{0};           // in so many downloads
+    std::atomic<std::uint64_t> flip_at{0};      // this byte of a shard is flipped; 0: none
+    std::atomic<int> flips_left{0};             // in so many downloads
     std::atomic<std::uint64_t> break_after{0};  // the connection breaks after so many bytes, once
     std::atomic<int> status{200};
     std::atomic<bool> other_etag{false};
@@ -79,12 +80,13 @@ class FakeHttp final : public HttpClient {
   };
   explicit FakeHttp(Script& script) : script_(script) {}
 
-  Result<HttpReply> Call(const std::string&, const std::string&, const std::string&, std::chrono::milliseconds) override {
+  Result<HttpReply> Call(const std::string&, const std::string&, const std::string&,
+                         std::chrono::milliseconds) override {
     return Fail(FaultCode::kGone, "not asked for in these tests");
   }
 
-  Result<HttpReply> Download(const std::string& path, std::uint64_t offset, const std::string& etag, const OnStatus& on_status,
-                             const OnBytes& on_bytes) override {
+  Result<HttpReply> Download(const std::string& path, std::uint64_t offset, const std::string& etag,
+                             const OnStatus& on_status, const OnBytes& on_bytes) override {
     if (stopped_) return Fail(FaultCode::kGone, "stopped");
     ++script_.downloads;
     if (script_.status != 200) return HttpReply{script_.status, ErrorJson(FaultCode::kRefused, "not for you"), ""};
@@ -117,7 +119,8 @@ class FakeHttp final : public HttpClient {
         script_.break_after = 0;
         return Fail(FaultCode::kGone, "the connection was lost");
       }
-      if (!on_bytes(reinterpret_cast<const char*>(piece.data()), piece.size())) return Fail(FaultCode::kGone, "stopped by the receiver");
+      if (!on_bytes(reinterpret_cast<const char*>(piece.data()), piece.size()))
+        return Fail(FaultCode::kGone, "stopped by the receiver");
       at += piece.size();
       script_.bytes += piece.size();
     }
@@ -142,7 +145,8 @@ class LoaderTest : public testing::Test {
   void StartLoader(LoaderOptions options) {
     options.withdraw_grace = 1ms;
     if (options.memory_bytes == 0) options.memory_bytes = 1ull << 30;
-    loader = std::make_unique<Loader>(options, rack, cache, std::make_unique<FakeHttp>(script), log, [this] { ++changes; });
+    loader =
+        std::make_unique<Loader>(options, rack, cache, std::make_unique<FakeHttp>(script), log, [this] { ++changes; });
     thread = std::thread([this] { loader->Run(); });
   }
   void StartLoader() { StartLoader({.retry_first = 20ms, .retry_most = 40ms}); }
@@ -185,7 +189,8 @@ class LoaderTest : public testing::Test {
   }
   int PartFiles() {
     int n = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(cache.downloads_dir())) n += entry.path().extension() == ".part" ? 1 : 0;
+    for (const auto& entry : std::filesystem::directory_iterator(cache.downloads_dir()))
+      n += entry.path().extension() == ".part" ? 1 : 0;
     return n;
   }
 
@@ -207,7 +212,7 @@ TEST_F(LoaderTest, DownloadsVerifiesAndLoadsWhatTheOrdersSay) {
   ASSERT_TRUE(Settles()) << loader->status().error;
   EXPECT_EQ(Held(0), "0:3,9");
   EXPECT_EQ(Held(2), "15");
-  for (const std::uint16_t expert : {0, 1, 2, 9}) ExpectRightBytes(0, expert);
+  for (const int expert : {0, 1, 2, 9}) ExpectRightBytes(0, static_cast<std::uint16_t>(expert));
   ExpectRightBytes(2, 15);
   EXPECT_EQ(script.downloads, 2);
   EXPECT_EQ(loader->status().wanted_bytes, 0u);
@@ -301,7 +306,10 @@ TEST_F(LoaderTest, AFlippedByteIsDownloadedOnceMore) {
 }
 
 TEST_F(LoaderTest, AWrongSliceNeverLoadsHoweverOftenItComes) {
-  script.flip_at = Shard::Plan(Model().file, Model().manifest, std::vector<std::uint16_t>{0}, std::vector<std::uint16_t>{5})->header_bytes() + 10;
+  script.flip_at =
+      Shard::Plan(Model().file, Model().manifest, std::vector<std::uint16_t>{0}, std::vector<std::uint16_t>{5})
+          ->header_bytes() +
+      10;
   script.flips_left = 1000;
   StartLoader({.retry_first = 60s, .retry_most = 60s});
   loader->SetWanted(catalog, {{0, "5"}, {1, "0:2"}});
@@ -340,7 +348,7 @@ TEST_F(LoaderTest, DropsWhatIsNotWantedAnyMore) {
   loader->SetWanted(catalog, {{1, "2:4"}});
   ASSERT_TRUE(Settles());
   EXPECT_EQ(Held(0), "");
-  EXPECT_EQ(Held(1), "2:4");
+  EXPECT_EQ(Held(1), "2,3");
   EXPECT_EQ(rack.Layers().size(), 1u);
   ExpectRightBytes(1, 3);
 }
@@ -354,7 +362,7 @@ TEST_F(LoaderTest, GrowsALayerWithoutLosingWhatItHolds) {
   loader->SetWanted(catalog, {{0, "0:4,8:10"}});
   ASSERT_TRUE(Settles());
   EXPECT_FALSE(gap) << "the first four were there all the time";
-  EXPECT_EQ(Held(0), "0:4,8:10");
+  EXPECT_EQ(Held(0), "0:4,8,9");
   ExpectRightBytes(0, 2);
   ExpectRightBytes(0, 9);
   EXPECT_EQ(behaviour.alive, 1);
@@ -406,7 +414,8 @@ TEST_F(LoaderTest, OrdersThatMakeNoSenseAreReported) {
   ASSERT_TRUE(Eventually([&] { return !loader->status().error.empty(); }));
   EXPECT_NE(loader->status().error.find("layer 77"), std::string::npos);
   loader->SetWanted(catalog, {{0, "0:99"}});
-  ASSERT_TRUE(Eventually([&] { return loader->status().error.find("99") != std::string::npos; })) << loader->status().error;
+  ASSERT_TRUE(Eventually([&] { return loader->status().error.find("16") != std::string::npos; }))
+      << loader->status().error;
 }
 
 TEST(Catalog, RefusesDescriptionsThatDoNotHangTogether) {
@@ -418,7 +427,8 @@ TEST(Catalog, RefusesDescriptionsThatDoNotHangTogether) {
     return catalog ? std::string() : catalog.error().text;
   };
   EXPECT_NE(broken([](ModelDetail& d) { d.layers[1].tensors[0].type = "Q9_Z"; }).find("Q9_Z"), std::string::npos);
-  EXPECT_NE(broken([](ModelDetail& d) { d.layers[1].tensors[0].hashes.pop_back(); }).find("layer 1"), std::string::npos);
+  EXPECT_NE(broken([](ModelDetail& d) { d.layers[1].tensors[0].hashes.pop_back(); }).find("layer 1"),
+            std::string::npos);
   broken([](ModelDetail& d) { d.layers[0].tensors[0].hashes[3] = "abc"; });
   broken([](ModelDetail& d) { d.layers[0].tensors[0].slab_bytes = ~0ull; });
   broken([](ModelDetail& d) { d.layers[0].tensors[0].ne = {0, 0, 0}; });

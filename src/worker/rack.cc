@@ -154,8 +154,8 @@ const Result<ExpertStack::Lengths>& Rack::Verdict(Shelf& shelf, const Recipe& re
   return shelf.verdicts.emplace_back(recipe, shelf.stack->Check(recipe)).second;
 }
 
-Result<Rack::Output> Rack::Compute(const DispatchMessage& dispatch, std::span<const float> x, std::uint64_t max_output_bytes,
-                                   std::vector<float>& y) try {
+Result<Rack::Output> Rack::Compute(const DispatchMessage& dispatch, std::span<const float> x,
+                                   std::uint64_t max_output_bytes, std::vector<float>& y) try {
   const std::lock_guard lock(mutex_);
   const auto it = places_.find(dispatch.layer);
   if (it == places_.end() || !it->second.now.stack) {
@@ -174,12 +174,13 @@ Result<Rack::Output> Rack::Compute(const DispatchMessage& dispatch, std::span<co
   const Result<ExpertStack::Lengths>& lengths = Verdict(shelf, dispatch.recipe);
   if (!lengths) return std::unexpected(lengths.error());
   if (lengths->n_in != dispatch.row_len) {
-    return Fail(FaultCode::kRefused, "layer {} takes rows of {}, not {}", dispatch.layer.value, lengths->n_in, dispatch.row_len);
+    return Fail(FaultCode::kRefused, "layer {} takes rows of {}, not {}", dispatch.layer.value, lengths->n_in,
+                dispatch.row_len);
   }
   const std::uint64_t n_values = std::uint64_t{lengths->n_out} * slot_pairs_.size();
   if (n_values * sizeof(float) > max_output_bytes) {
-    return Fail(FaultCode::kRefused, "{} result rows of {} are more than {} bytes: send smaller dispatches", slot_pairs_.size(),
-                lengths->n_out, max_output_bytes);
+    return Fail(FaultCode::kRefused, "{} result rows of {} are more than {} bytes: send smaller dispatches",
+                slot_pairs_.size(), lengths->n_out, max_output_bytes);
   }
   if (y.size() < n_values) y.resize(n_values);
   const auto start = std::chrono::steady_clock::now();

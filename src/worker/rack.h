@@ -24,7 +24,8 @@ namespace linkcpp {
 
 class Rack {
  public:
-  using MakeStack = std::function<Result<std::unique_ptr<ExpertStack>>(const ExpertShape& shape, std::uint32_t n_slots)>;
+  using MakeStack =
+      std::function<Result<std::unique_ptr<ExpertStack>>(const ExpertShape& shape, std::uint32_t n_slots)>;
   explicit Rack(MakeStack make_stack) : make_stack_(std::move(make_stack)) {}
 
   // ---- the loader's side
@@ -70,8 +71,8 @@ class Rack {
   static constexpr std::int32_t kNone = -1;
   struct Shelf {  // one stack and what is in it
     std::unique_ptr<ExpertStack> stack;
-    std::vector<std::int32_t> slot_of;      // by expert; kNone: not held
-    std::vector<bool> withdrawn;            // by expert
+    std::vector<std::int32_t> slot_of;  // by expert; kNone: not held
+    std::vector<bool> withdrawn;        // by expert
     std::vector<std::uint32_t> free_slots;
     // Recipes this stack was asked to run before. A full comparison, not a key: recipes come from the network.
     std::vector<std::pair<Recipe, Result<ExpertStack::Lengths>>> verdicts;

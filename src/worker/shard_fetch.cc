@@ -22,7 +22,9 @@ class PartFile {
  public:
   static Result<PartFile> Open(const SlabCache& cache, const ShardBatch& batch) {
     const std::string name =
-        HashOf(std::format("{} {} {}", batch.model_id, batch.layer->layer.value, FormatRanges(batch.experts))).Hex().substr(0, 24);
+        HashOf(std::format("{} {} {}", batch.model_id, batch.layer->layer.value, FormatRanges(batch.experts)))
+            .Hex()
+            .substr(0, 24);
     std::string path = cache.downloads_dir() + "/" + name + ".part";
     ASSIGN_OR_RETURN(File file, File::Open(path, O_RDWR | O_CREAT));
     if (!file.TryLock()) {
@@ -75,19 +77,22 @@ class PartFile {
 };
 
 std::string ShardPath(const ShardBatch& batch) {
-  return std::format("/api/proxy/models/{}/expert-shard?layers={}&experts={}", EscapePath(batch.model_name), batch.layer->layer.value,
-                     FormatRanges(batch.experts));
+  return std::format("/api/proxy/models/{}/expert-shard?layers={}&experts={}", EscapePath(batch.model_name),
+                     batch.layer->layer.value, FormatRanges(batch.experts));
 }
 
 Fault StatusFault(const ShardBatch& batch, const HttpReply& reply) {
   const std::string message = ErrorMessage(reply.body);
-  return {reply.status >= 500 || reply.status == 429 ? FaultCode::kGone : FaultCode::kRefused,
-          std::format("downloading layer {} experts {}: {}", batch.layer->layer.value, FormatRanges(batch.experts),
-                      message.empty() ? std::format("the coordinator answered with status {}", reply.status) : message)};
+  return {
+      reply.status >= 500 || reply.status == 429 ? FaultCode::kGone : FaultCode::kRefused,
+      std::format("downloading layer {} experts {}: {}", batch.layer->layer.value, FormatRanges(batch.experts),
+                  message.empty() ? std::format("the coordinator answered with status {}", reply.status) : message)};
 }
 
-// Until the shard is whole, or until something is wrong. A part whose shard has changed since (another ETag) is begun anew.
-Result<void> Download(HttpClient& http, const ShardBatch& batch, PartFile& part, const std::function<bool(std::uint64_t)>& on_bytes) {
+// Until the shard is whole, or until something is wrong. A part whose shard has changed since (another ETag) is begun
+// anew.
+Result<void> Download(HttpClient& http, const ShardBatch& batch, PartFile& part,
+                      const std::function<bool(std::uint64_t)>& on_bytes) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     const std::uint64_t offset = part.size();
     std::uint64_t n_new = 0;
@@ -116,7 +121,8 @@ Result<void> Download(HttpClient& http, const ShardBatch& batch, PartFile& part,
     if (reply->status != 416 || offset == 0) return std::unexpected(StatusFault(batch, *reply));
     RETURN_IF_FAULT(part.Restart());
   }
-  return Fail(FaultCode::kGone, "downloading layer {}: the coordinator does not serve it from the start", batch.layer->layer.value);
+  return Fail(FaultCode::kGone, "downloading layer {}: the coordinator does not serve it from the start",
+              batch.layer->layer.value);
 }
 
 const SlabRef* FindSlab(const std::vector<SlabRef>& slabs, const CatalogTensor& tensor) {
@@ -139,8 +145,8 @@ Result<FetchOutcome> TakeApart(const ShardBatch& batch, const std::string& path,
       if (cache.Has(wanted, tensor.slab_bytes)) continue;
       const SlabRef* slab = FindSlab(slabs, tensor);
       if (slab == nullptr || slab->size_bytes != tensor.slab_bytes) {
-        return Fail(FaultCode::kMalformed, "the shard has no slab of {} bytes for layer {} expert {} {}", tensor.slab_bytes,
-                    batch.layer->layer.value, expert, ProjectionName(tensor.projection));
+        return Fail(FaultCode::kMalformed, "the shard has no slab of {} bytes for layer {} expert {} {}",
+                    tensor.slab_bytes, batch.layer->layer.value, expert, ProjectionName(tensor.projection));
       }
       buffer.resize(tensor.slab_bytes);
       RETURN_IF_FAULT(shard.ReadAt(slab->file, slab->offset, buffer));
@@ -167,7 +173,8 @@ Result<FetchOutcome> FetchShard(HttpClient& http, const ShardBatch& batch, const
   const std::uint64_t bytes = batch.layer->slice_bytes * batch.experts.size();
   // The part file and the slabs taken from it are there at the same time, for the last batch.
   if (const std::uint64_t free = FreeDiskBytes(cache.dir()); free != 0 && free < 2 * bytes) {
-    return Fail(FaultCode::kLocal, "{} has {} MB free, the next download needs {}: free some space, or choose another folder with --cache",
+    return Fail(FaultCode::kLocal,
+                "{} has {} MB free, the next download needs {}: free some space, or choose another folder with --cache",
                 cache.dir(), free >> 20, (2 * bytes >> 20) + 1);
   }
   ASSIGN_OR_RETURN(PartFile part, PartFile::Open(cache, batch));

@@ -123,7 +123,9 @@ TEST(SlabCache, SaysWhenTheDiskTakesNoMore) {
     const auto cache = SlabCache::Open(dir.path());
     const auto slab = Slab(1);
     const auto put = cache->Put(HashOf(slab), slab);
-    ::_exit(!put && put.error().code == FaultCode::kLocal && put.error().text.find("cannot write") != std::string::npos ? 0 : 1);
+    ::_exit(!put && put.error().code == FaultCode::kLocal && put.error().text.find("cannot write") != std::string::npos
+                ? 0
+                : 1);
   }
   int status = -1;
   ASSERT_EQ(::waitpid(child, &status, 0), child);

@@ -38,8 +38,8 @@ class FakeStack final : public ExpertStack {
   // Shared by all stacks of a test.
   struct Behaviour {
     std::atomic<int> checks{0}, runs{0}, loads{0}, alive{0};
-    std::function<void()> on_run;            // may block
-    std::uint32_t n_out_factor = 1;          // result rows are this many times as long
+    std::function<void()> on_run;    // may block
+    std::uint32_t n_out_factor = 1;  // result rows are this many times as long
     bool refuse_recipes = false;
   };
 
@@ -74,8 +74,8 @@ class FakeStack final : public ExpertStack {
     return Lengths{n_in, n_in * behaviour_.n_out_factor};
   }
 
-  Result<void> Run(const Recipe& recipe, std::span<const float> x, std::uint32_t n_rows, std::span<const SlotPair> pairs,
-                   std::span<float> y) override {
+  Result<void> Run(const Recipe& recipe, std::span<const float> x, std::uint32_t n_rows,
+                   std::span<const SlotPair> pairs, std::span<float> y) override {
     const auto lengths = Check(recipe);
     --behaviour_.checks;
     if (!lengths) return std::unexpected(lengths.error());
@@ -84,8 +84,8 @@ class FakeStack final : public ExpertStack {
     ++behaviour_.runs;
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       for (std::uint32_t j = 0; j < lengths->n_out; ++j) {
-        y[i * lengths->n_out + j] =
-            x[std::size_t{pairs[i].row} * lengths->n_in + j % lengths->n_in] * static_cast<float>(slots_.at(pairs[i].slot) + 1);
+        y[i * lengths->n_out + j] = x[std::size_t{pairs[i].row} * lengths->n_in + j % lengths->n_in] *
+                                    static_cast<float>(slots_.at(pairs[i].slot) + 1);
       }
     }
     return {};
@@ -100,7 +100,8 @@ class FakeStack final : public ExpertStack {
 // One down matrix of n_in × n_embd bytes' worth: enough for the fake.
 inline ExpertShape FakeShape(std::uint32_t n_embd) {
   ExpertShape shape;
-  shape.projections[static_cast<std::size_t>(Projection::kDown)] = ProjectionShape{.type = 0, .n_in = 32, .n_out = n_embd};
+  shape.projections[static_cast<std::size_t>(Projection::kDown)] =
+      ProjectionShape{.type = 0, .n_in = 32, .n_out = n_embd};
   return shape;
 }
 

@@ -28,7 +28,9 @@ Wake::~Wake() {
   if (stop_sign_ >= 0) ::close(stop_sign_);
 }
 
-void Wake::Ring() { Signal(bell_); }
+void Wake::Ring() {
+  Signal(bell_);
+}
 
 void Wake::Stop() {
   stopped_.store(true);

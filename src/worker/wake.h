@@ -16,7 +16,7 @@ class Wake {
   void Ring();  // any thread, async-signal-safe; remembered until the next Wait
   void Stop();  // as Ring, for good
   bool stopped() const { return stopped_.load(); }
-  void Wait(std::chrono::milliseconds most);         // until rung or stopped; one thread
+  void Wait(std::chrono::milliseconds most);               // until rung or stopped; one thread
   bool WaitForStop(std::chrono::milliseconds most) const;  // true: stopped; any number of threads
 
  private:
