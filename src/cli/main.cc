@@ -37,6 +37,7 @@ int Main(int argc, char** argv) {
   AddManifestCommand(app, context);
   AddSynthCommand(app, context);
   AddOracleCommand(app, context);
+  AddPlanCommand(app, context);
   AddVerifyCommand(app, context);
 
   try {

@@ -93,23 +93,18 @@ std::uint64_t KvBytesPerToken(const ModelSizes& sizes, KvType type) {
   return sum;
 }
 
-std::uint64_t ComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output) {
+std::uint64_t ComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output, bool copies_experts) {
   // Six rows of activations live at once (input, residual, norms, views of them), and the largest of what comes on top:
-  // a layer's gate, up and their product; queries and attention's result; the logits.
+  // a layer's gate, up and their product, with a copy of the largest tensor they come from; queries and attention's result; the logits.
   std::uint64_t largest = has_output ? BatchBytes(options, sizes.n_vocab) : 0;
   for (const LayerSizes& layer : sizes.layers) {
-    largest = std::max(largest, BatchBytes(options, 3ull * layer.n_ff_exp * layer.n_used));
+    largest = std::max(largest, BatchBytes(options, 3ull * layer.n_ff_exp * layer.n_used) +
+                                    (copies_experts ? layer.largest_expert_tensor_bytes : 0));
     if (layer.v_elements == 0 && layer.k_elements > 0) {  // MLA: every head has a latent of its own
       largest = std::max(largest, BatchBytes(options, 2ull * sizes.n_head * layer.k_elements));
     }
   }
   return MaskBytes(sizes, options) + BatchBytes(options, 6ull * sizes.n_embd) + largest;
-}
-
-std::uint64_t OffloadBytes(const ModelSizes& sizes) {
-  std::uint64_t largest = 0;
-  for (const LayerSizes& layer : sizes.layers) largest = std::max(largest, layer.largest_expert_tensor_bytes);
-  return largest;
 }
 
 std::uint64_t HostBufferBytes(const ModelSizes& sizes, const RunOptions& options) {

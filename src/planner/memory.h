@@ -38,10 +38,9 @@ std::uint64_t TotalStateBytes(const ModelSizes& sizes, const RunOptions& options
 // Bytes of cache one more token of context costs, over all layers that see everything.
 std::uint64_t KvBytesPerToken(const ModelSizes& sizes, KvType type);
 
-// The buffer a device that runs layers needs for a batch. `has_output`: it computes the logits too.
-std::uint64_t ComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output);
-// For a device whose layers' experts lie in plain RAM: prompts copy an expert tensor at a time to it.
-std::uint64_t OffloadBytes(const ModelSizes& sizes);
+// The buffer a device that runs layers needs for a batch. `has_output`: it computes the logits too. `copies_experts`: some
+// of its layers' experts lie in plain RAM, and prompts copy them to it, a tensor at a time.
+std::uint64_t ComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output, bool copies_experts);
 // The host's own buffers while a GPU computes: masks, ids, embeddings of a batch.
 std::uint64_t HostBufferBytes(const ModelSizes& sizes, const RunOptions& options);
 

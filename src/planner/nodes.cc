@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <format>
 #include <glaze/glaze.hpp>
 #include <optional>
 
@@ -14,8 +16,19 @@ struct NodeText {
   std::optional<double> read_gbs, rtt_ms, up_mbits, down_mbits, tflops;
 };
 
-std::string FirstLine(const std::string& text) {
-  return text.substr(0, text.find('\n'));
+// What is wrong, where, and in which field: "unknown field 'colour'", "'read_gbs' at 1:45 is not what it should be".
+std::string Describe(const glz::error_ctx& error, const std::string& json) {
+  const std::size_t at = std::min<std::size_t>(error.count, json.size());
+  if (error.ec == glz::error_code::unknown_key) {
+    return std::format("unknown field '{}'", json.substr(at, json.find('"', at) - at));
+  }
+  const std::string where = glz::format_error(error, json);
+  const std::size_t end = json.rfind("\":", at);
+  const std::size_t begin = end == std::string::npos || end == 0 ? std::string::npos : json.rfind('"', end - 1);
+  std::string text = where.substr(0, where.find('\n'));  // "1:45: expected_digit"
+  if (begin != std::string::npos) text += std::format(" at or after field '{}'", json.substr(begin + 1, end - begin - 1));
+  std::ranges::replace(text, '\n', ' ');
+  return text;
 }
 
 }  // namespace
@@ -27,7 +40,7 @@ Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view nam
     return Fail(FaultCode::kRefused,
                 "{}: {}: write [{{\"name\": \"pc1\", \"memory\": \"8GiB\", \"read_gbs\": 20, \"rtt_ms\": 0.3, "
                 "\"up_mbits\": 1000, \"down_mbits\": 1000}}]",
-                name, FirstLine(glz::format_error(error, buffer)));
+                name, Describe(error, buffer));
   }
   std::vector<Node> nodes;
   for (const NodeText& text : texts) {

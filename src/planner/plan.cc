@@ -1,0 +1,192 @@
+#include "planner/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <format>
+#include <string_view>
+
+#include "gguf/tensor_type.h"
+
+namespace linkcpp {
+namespace {
+
+constexpr std::uint32_t kLeastContext = 4096;  // below it people would not call it running
+constexpr std::uint32_t kMostSpareNodes = 256;
+
+struct Attempt {
+  Placement placement;
+  double decode = 0;
+};
+
+Attempt TryPlan(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes = true) {
+  Attempt attempt{.placement = PlaceModel(sizes, machine, options, use_nodes), .decode = 0};
+  if (attempt.placement.feasible) {
+    attempt.decode = Predict(sizes, machine, options, attempt.placement).decode.tokens_per_second;
+  }
+  return attempt;
+}
+
+Change Judge(std::string what, const Attempt& attempt) {
+  return {.what = std::move(what),
+          .enough = attempt.placement.feasible,
+          .missing_bytes = attempt.placement.missing_bytes,
+          .decode_tokens_per_second = attempt.decode};
+}
+
+// The same model with its routed experts in another type; nullopt: not smaller, or ggml has no such type.
+std::optional<ModelSizes> Requantised(const ModelSizes& sizes, std::string_view type) {
+  const auto number = TensorTypeNumber(type);
+  const auto block = number ? TensorTypeBlock(*number) : std::nullopt;
+  if (!block) return std::nullopt;
+  ModelSizes other = sizes;
+  for (LayerSizes& layer : other.layers) {
+    if (layer.expert_bytes == 0) continue;
+    const double scale = static_cast<double>(layer.expert_elements) / static_cast<double>(block->n_elements) *
+                         static_cast<double>(block->size_bytes) / static_cast<double>(layer.expert_bytes);
+    layer.slice_bytes = static_cast<std::uint64_t>(std::ceil(static_cast<double>(layer.slice_bytes) * scale));
+    layer.expert_bytes = layer.slice_bytes * layer.n_experts;
+    layer.largest_expert_tensor_bytes =
+        static_cast<std::uint64_t>(std::ceil(static_cast<double>(layer.largest_expert_tensor_bytes) * scale));
+  }
+  if (other.ExpertBytes() >= sizes.ExpertBytes()) return std::nullopt;
+  return other;
+}
+
+double Gib(std::uint64_t bytes) {
+  return static_cast<double>(bytes) / static_cast<double>(1ull << 30);
+}
+
+std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine, const RunOptions& options) {
+  std::vector<Change> changes;
+  const std::uint32_t context = ContextCells(sizes, options);
+  if (context / 2 >= kLeastContext) {
+    RunOptions less = options;
+    Attempt attempt;
+    for (less.context = context / 2; less.context >= kLeastContext; less.context /= 2) {
+      attempt = TryPlan(sizes, machine, less);
+      if (attempt.placement.feasible || less.context / 2 < kLeastContext) break;
+    }
+    changes.push_back(Judge(std::format("a context of {} (--ctx {})", less.context, less.context), attempt));
+  }
+  for (const KvType type : {KvType::kQ8_0, KvType::kQ4_0}) {
+    if (KvRowBytes(type, 256) >= KvRowBytes(options.kv, 256)) continue;
+    RunOptions other = options;
+    other.kv = type;
+    const Attempt attempt = TryPlan(sizes, machine, other);
+    if (!attempt.placement.feasible && type != KvType::kQ4_0) continue;
+    changes.push_back(Judge(std::format("a KV cache in {} (--kv {})", KvTypeName(type), KvTypeName(type)), attempt));
+    break;
+  }
+  for (const std::string_view type : {"IQ4_XS", "Q3_K", "IQ3_XXS", "Q2_K", "IQ2_XXS"}) {
+    const auto other = Requantised(sizes, type);
+    if (!other) continue;
+    const Attempt attempt = TryPlan(*other, machine, options);
+    if (!attempt.placement.feasible && type != "IQ2_XXS") continue;
+    changes.push_back(
+        Judge(std::format("experts quantised to {} ({:.1f} GiB of them instead of {:.1f})", type,
+                          Gib(other->ExpertBytes()), Gib(sizes.ExpertBytes())), attempt));
+    break;
+  }
+  {
+    Machine more = machine;
+    Attempt attempt;
+    std::uint32_t n = 0;
+    do {
+      more.nodes.push_back({.name = std::format("spare{}", ++n), .memory_bytes = kSpareNodeBytes, .read_gbs = 20,
+                            .rtt_ms = 0.5, .up_mbits = 1000, .down_mbits = 1000});
+      attempt = TryPlan(sizes, more, options);
+    } while (!attempt.placement.feasible && n < kMostSpareNodes);
+    changes.push_back(Judge(std::format("{} more node{} of 8 GB (wired LAN: 0.5 ms, 1 Gbit/s, 20 GB/s)", n, n == 1 ? "" : "s"),
+                            attempt));
+  }
+  if (machine.disk_gbs == 0) {
+    Machine with_disk = machine;
+    with_disk.disk_gbs = kNvmeGbs;
+    changes.push_back(Judge("the rest of the experts read from the file (--disk nvme)",
+                            TryPlan(sizes, with_disk, options)));
+  }
+  std::ranges::stable_partition(changes, &Change::enough);
+  return changes;
+}
+
+Comparison Compare(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, const Placement& swarm) {
+  Comparison result;
+  Machine local = machine;
+  Placement alone = PlaceModel(sizes, local, options, false);
+  bool assumed = false;
+  if (!alone.feasible && local.disk_gbs == 0) {
+    local.disk_gbs = kNvmeGbs;
+    assumed = true;
+    alone = PlaceModel(sizes, local, options, false);
+  }
+  const Prediction with = Predict(sizes, machine, options, swarm);
+  result.swarm_decode = with.decode.tokens_per_second;
+  result.swarm_prefill = with.prefill.tokens_per_second;
+  if (!alone.feasible) {
+    result.local = "nothing: this machine alone does not even hold the backbone";
+    result.swarm_wins = true;
+    return result;
+  }
+  result.local = alone.disk_bytes > 0 ? std::format("disk at {} GB/s{}", local.disk_gbs, assumed ? " (assumed NVMe)" : "")
+                                      : std::string("RAM");
+  const Prediction without = Predict(sizes, local, options, alone);
+  result.local_decode = without.decode.tokens_per_second;
+  result.local_prefill = without.prefill.tokens_per_second;
+  result.swarm_wins = result.swarm_decode > result.local_decode;
+
+  const auto decode_at = [&](double rtt_ms) {
+    Machine other = machine;
+    for (Node& node : other.nodes) node.rtt_ms = rtt_ms;
+    return Predict(sizes, other, options, swarm).decode.tokens_per_second;
+  };
+  if (decode_at(0) > result.local_decode) {
+    double low = 0, high = 1;
+    while (decode_at(high) > result.local_decode && high < 1e6) high *= 2;
+    for (int i = 0; i < 40; ++i) {
+      const double middle = (low + high) / 2;
+      (decode_at(middle) > result.local_decode ? low : high) = middle;
+    }
+    result.break_even_rtt_ms = low;
+  }
+  for (std::uint32_t n = 1; n <= machine.nodes.size() && result.nodes_to_win == 0; ++n) {
+    Machine fewer = local;  // what fewer nodes do not hold comes from the disk
+    fewer.nodes.resize(n);
+    const Attempt attempt = TryPlan(sizes, fewer, options);
+    if (attempt.placement.swarm_bytes > 0 && attempt.decode > result.local_decode) result.nodes_to_win = n;
+  }
+  return result;
+}
+
+}  // namespace
+
+Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& machine, const PlanWish& wish) {
+  const RunOptions& options = wish.run;
+  const std::size_t n_layers = sizes.layers.size();
+  if (options.max_gpu_layers && *options.max_gpu_layers > n_layers + 1) {
+    return Fail(FaultCode::kRefused, "{} layers on devices: the file has {} and an output, so 0 to {}",
+                *options.max_gpu_layers, n_layers, n_layers + 1);
+  }
+  if (options.context == 0 && sizes.context_length == 0) {
+    return Fail(FaultCode::kRefused, "{} does not say how long its context is: give --ctx", sizes.name);
+  }
+  Plan plan;
+  plan.placement = PlaceModel(sizes, machine, options, true);
+  if (!plan.placement.feasible) {
+    plan.changes = FindChanges(sizes, machine, options);
+    return plan;
+  }
+  if (plan.placement.swarm_bytes > 0) {
+    plan.comparison = Compare(sizes, machine, options, plan.placement);
+    if (!plan.comparison->swarm_wins && !wish.force_nodes) {
+      // Alone it is faster; but "alone" may need a disk the user did not offer, and then the swarm it is.
+      Placement alone = PlaceModel(sizes, machine, options, false);
+      if (alone.feasible) plan.placement = std::move(alone);
+    }
+  }
+  plan.uses_swarm = plan.placement.swarm_bytes > 0;
+  plan.prediction = Predict(sizes, machine, options, plan.placement);
+  plan.wiring = WirePlacement(sizes, machine, options, plan.placement, wish.model_path);
+  return plan;
+}
+
+}  // namespace linkcpp

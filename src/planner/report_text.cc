@@ -1,0 +1,166 @@
+#include <algorithm>
+#include <format>
+#include <iterator>
+
+#include "planner/report.h"
+
+namespace linkcpp {
+namespace {
+
+double Gib(std::uint64_t bytes) {
+  return static_cast<double>(bytes) / static_cast<double>(1ull << 30);
+}
+
+// "layers 38-47", "layers 3, 5-7"; "" for none.
+std::string LayersIn(const ModelSizes& sizes, const Placement& placement, Tier tier) {
+  std::string text;
+  for (std::size_t i = 0; i < sizes.layers.size();) {
+    const auto is_in = [&](std::size_t k) {
+      return sizes.layers[k].expert_bytes > 0 && placement.layers[k].experts == tier;
+    };
+    if (!is_in(i)) {
+      ++i;
+      continue;
+    }
+    std::size_t j = i + 1;
+    while (j < sizes.layers.size() && is_in(j)) ++j;
+    text += text.empty() ? "" : ", ";
+    text += j - i == 1 ? std::format("{}", i) : std::format("{}-{}", i, j - 1);
+    i = j;
+  }
+  return text;
+}
+
+const char* TierPhrase(Tier tier) {
+  switch (tier) {
+    case Tier::kVram: return "in VRAM";
+    case Tier::kRam: return "in RAM";
+    case Tier::kSwarm: return "on the nodes";
+    case Tier::kDisk: return "on disk";
+    case Tier::kNowhere: break;
+  }
+  return "without a place";
+}
+
+class Page {
+ public:
+  template <class... Args>
+  void Line(std::format_string<Args...> format, Args&&... args) {
+    std::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
+    text_ += '\n';
+  }
+  std::string Take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+void Row(Page& page, const std::string& name, const Held& held, std::uint64_t capacity) {
+  page.Line("  {:<12} {:8.2f} {:9.2f} {:8.2f} {:8.2f} {:8.2f} {:8.2f} {:8.2f} of {:.2f}", name, Gib(held.backbone),
+            Gib(held.experts), Gib(held.kv), Gib(held.state), Gib(held.compute), Gib(held.reserve), Gib(held.Total()),
+            Gib(capacity));
+}
+
+void WriteSpeed(Page& page, const char* name, const Speed& speed) {
+  double total = 0;
+  for (const Share& share : speed.shares) total += share.seconds;
+  std::string bounds;
+  for (const Share& share : speed.shares) {
+    const double percent = 100 * share.seconds / total;
+    if (percent < 1) continue;
+    bounds += std::format("{}{} {} {:.0f} %", bounds.empty() ? "" : ", ", share.what, share.bound, percent);
+  }
+  page.Line("  {:<22} {:8.2f} tok/s   {}", name, speed.tokens_per_second, bounds);
+}
+
+void WriteComparison(Page& page, const Machine& machine, const Comparison& c, bool uses_swarm) {
+  page.Line("");
+  page.Line("Swarm against this machine alone ({})", c.local);
+  if (c.local_decode <= 0) return;
+  const std::size_t n = machine.nodes.size();
+  page.Line("  decode  {:.2f} tok/s with, {:.2f} without: the swarm {} by a factor of {:.2f}", c.swarm_decode,
+            c.local_decode, c.swarm_wins ? "wins" : "loses",
+            c.swarm_wins ? c.swarm_decode / c.local_decode : c.local_decode / c.swarm_decode);
+  page.Line("  prefill {:.1f} tok/s with, {:.1f} without", c.swarm_prefill, c.local_prefill);
+  if (c.break_even_rtt_ms > 0) {
+    page.Line("  break-even round trip {:.2f} ms: below it these {} node{} win", c.break_even_rtt_ms, n, n == 1 ? "" : "s");
+  } else {
+    page.Line("  these {} node{} lose at any round trip", n, n == 1 ? "" : "s");
+  }
+  if (c.nodes_to_win > 1) page.Line("  with fewer than {} of the {} they lose", c.nodes_to_win, n);
+  if (!c.swarm_wins && !uses_swarm) page.Line("  so this plan leaves the nodes out; --force-nodes uses them all the same");
+  if (!c.swarm_wins && uses_swarm) page.Line("  this plan uses the nodes all the same");
+}
+
+}  // namespace
+
+std::string PlanText(const ModelSizes& sizes, const Machine& machine, const PlanWish& wish, const Plan& plan,
+                     std::span<const std::string> assumptions) {
+  Page page;
+  const Placement& place = plan.placement;
+  page.Line("{} ({}): {} layers, {} with experts, {:.2f} billion weights", sizes.name, sizes.architecture,
+            sizes.layers.size(), sizes.n_moe_layers(), static_cast<double>(sizes.n_weights) / 1e9);
+  page.Line("  experts {:.2f} GiB, all else {:.2f} GiB{}{}", Gib(sizes.ExpertBytes()), Gib(sizes.BackboneBytes()),
+            sizes.tied_embeddings ? ", embeddings are tied" : "",
+            sizes.skipped_bytes > 0 ? std::format(", prediction layers {:.2f} GiB (not loaded)", Gib(sizes.skipped_bytes))
+                                    : std::string());
+  page.Line("  context {} for {} sequence{}: KV {} {:.2f} GiB ({} B a token), state {:.2f} GiB", ContextCells(sizes, wish.run),
+            wish.run.n_parallel, wish.run.n_parallel == 1 ? "" : "s", KvTypeName(wish.run.kv),
+            Gib(TotalKvBytes(sizes, wish.run)), KvBytesPerToken(sizes, wish.run.kv), Gib(TotalStateBytes(sizes, wish.run)));
+  page.Line("");
+  page.Line("Assumed");
+  for (const std::string& line : assumptions) page.Line("  {}", line);
+  page.Line("");
+  if (plan.placement.feasible) {
+    page.Line("Feasible");
+  } else {
+    page.Line("Not feasible: {:.2f} GiB are missing", Gib(place.missing_bytes));
+  }
+  page.Line("  {:<12} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}   (GiB)", "", "backbone", "experts", "KV", "state", "compute",
+            "reserve", "sum");
+  for (std::size_t d = 0; d < place.devices.size(); ++d) {
+    Row(page, machine.devices[d].name, place.devices[d], machine.devices[d].memory_bytes);
+  }
+  Row(page, "RAM", place.ram, machine.ram_bytes);
+  for (const Tier tier : {Tier::kVram, Tier::kRam, Tier::kSwarm, Tier::kDisk, Tier::kNowhere}) {
+    const std::uint32_t n = place.CountLayers(sizes, tier);
+    if (n == 0) continue;
+    page.Line("  experts of {} layer{} {}: {:.2f} GiB, layer{} {}", n, n == 1 ? "" : "s",
+              TierPhrase(tier), Gib(place.ExpertBytes(sizes, tier)), n == 1 ? "" : "s",
+              LayersIn(sizes, place, tier));
+  }
+  if (!place.feasible) {
+    page.Line("");
+    page.Line("What would do, one change at a time");
+    for (const Change& change : plan.changes) {
+      if (change.enough) {
+        page.Line("  {}: enough, {:.2f} tok/s", change.what, change.decode_tokens_per_second);
+      } else {
+        page.Line("  {}: not enough, {:.2f} GiB still missing", change.what, Gib(change.missing_bytes));
+      }
+    }
+    return page.Take();
+  }
+  page.Line("");
+  page.Line("Predicted, from bandwidths and round trips");
+  WriteSpeed(page, "decode, empty context", plan.prediction.decode);
+  WriteSpeed(page, "decode, full context", plan.prediction.decode_full);
+  WriteSpeed(page, "prefill", plan.prediction.prefill);
+  if (plan.uses_swarm) {
+    page.Line("  ceilings for decode: round trips {:.1f}, uplink {:.1f} tok/s", plan.prediction.round_trip_ceiling,
+              plan.prediction.uplink_ceiling);
+  }
+  if (plan.comparison) WriteComparison(page, machine, *plan.comparison, plan.uses_swarm);
+  page.Line("");
+  page.Line("Run");
+  page.Line("  {}", plan.wiring.command);
+  if (!plan.wiring.environment.empty()) {
+    page.Line("  with this environment, which `linkcpp serve` sets by itself for a llama-server it starts:");
+    for (const auto& [name, value] : plan.wiring.environment) page.Line("    {}={}", name, value);
+    page.Line("  and on the nodes, where URL is the join line that `linkcpp serve` prints:");
+    for (const std::string& worker : plan.wiring.workers) page.Line("    {}", worker);
+  }
+  return page.Take();
+}
+
+}  // namespace linkcpp

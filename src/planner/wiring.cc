@@ -1,0 +1,128 @@
+#include "planner/wiring.h"
+
+#include <algorithm>
+#include <format>
+#include <map>
+#include <string_view>
+
+namespace linkcpp {
+namespace {
+
+constexpr std::string_view kPlainCharacters =
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:=,@+%";
+
+std::string Quoted(const std::string& word) {
+  if (!word.empty() && word.find_first_not_of(kPlainCharacters) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      quoted += R"('\'')";
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "'";
+}
+
+std::string LayerRanges(std::span<const std::uint32_t> ascending) {  // "3,5:8": as linkcpp join takes them
+  std::string text;
+  for (std::size_t i = 0; i < ascending.size();) {
+    std::size_t j = i + 1;
+    while (j < ascending.size() && ascending[j] == ascending[j - 1] + 1) ++j;
+    if (!text.empty()) text += ',';
+    text += j - i == 1 ? std::format("{}", ascending[i]) : std::format("{}:{}", ascending[i], ascending[j - 1] + 1);
+    i = j;
+  }
+  return text;
+}
+
+// The experts of these layers into a buffer type; of all layers when `all`.
+std::string Override(std::span<const std::uint32_t> layers, bool all, std::string_view where) {
+  if (all) return std::format("exps={}", where);
+  return std::format(R"(blk\.{}\.ffn_.*_exps={})", NumberPattern(layers), where);
+}
+
+}  // namespace
+
+std::string NumberPattern(std::span<const std::uint32_t> ascending) {
+  std::map<std::uint32_t, std::string> by_tens;  // everything but the last digit -> last digits
+  for (const std::uint32_t n : ascending) by_tens[n / 10] += static_cast<char>('0' + n % 10);
+  std::string pattern;
+  for (const auto& [tens, digits] : by_tens) {
+    if (!pattern.empty()) pattern += '|';
+    if (tens > 0) pattern += std::to_string(tens);
+    if (digits.size() == 1) {
+      pattern += digits;
+      continue;
+    }
+    const bool is_run = digits.back() - digits.front() + 1 == static_cast<int>(digits.size()) && digits.size() > 2;
+    pattern += is_run ? std::format("[{}-{}]", digits.front(), digits.back()) : std::format("[{}]", digits);
+  }
+  return std::format("({})", pattern);
+}
+
+Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
+                     const Placement& placement, const std::string& model_path) {
+  Wiring wiring;
+  std::vector<std::uint32_t> outside, swarm;
+  std::uint32_t n_moe = 0;
+  bool disk = false;
+  for (std::size_t i = 0; i < sizes.layers.size(); ++i) {
+    if (sizes.layers[i].expert_bytes == 0) continue;
+    ++n_moe;
+    const Tier tier = placement.layers[i].experts;
+    if (tier != Tier::kVram) outside.push_back(sizes.layers[i].layer);
+    if (tier == Tier::kSwarm) swarm.push_back(sizes.layers[i].layer);
+    disk = disk || tier == Tier::kDisk;
+  }
+  auto& arguments = wiring.arguments;
+  const auto add = [&](const char* name, std::string value) {
+    arguments.emplace_back(name);
+    arguments.push_back(std::move(value));
+  };
+  add("-c", std::to_string(ContextCells(sizes, options)));
+  add("-np", std::to_string(options.n_parallel));
+  add("-ub", std::to_string(options.n_batch));
+  add("-ngl", std::to_string(placement.n_gpu_layers));
+  if (placement.device_layers.size() > 1 && placement.n_gpu_layers > 0) {
+    std::string split;
+    for (const std::uint32_t n : placement.device_layers) split += (split.empty() ? "" : ",") + std::to_string(n);
+    add("-ts", split);
+  }
+  // Without layers on a device the experts are on the CPU, or with the plug-in, anyway.
+  if (placement.n_gpu_layers > 0 && !outside.empty()) {
+    wiring.overrides.push_back(Override(outside, outside.size() == n_moe, swarm.empty() ? "CPU" : "LinkCPP"));
+    for (const std::string& value : wiring.overrides) add("-ot", value);
+  }
+  add("-fa", "on");
+  if (options.kv != KvType::kF16) {
+    add("-ctk", KvTypeName(options.kv));
+    add("-ctv", KvTypeName(options.kv));
+  }
+  if (disk && swarm.empty()) arguments.emplace_back("--no-repack");  // repacked weights are copies, and would not fit
+  arguments.emplace_back("-fit");
+  arguments.emplace_back("off");
+
+  std::string rest;
+  for (const std::string& word : arguments) rest += ' ' + Quoted(word);
+  if (swarm.empty()) {
+    wiring.command = "llama-server -m " + Quoted(model_path) + rest;
+    return wiring;
+  }
+  const std::uint64_t local_mib = placement.ram.experts >> 20;
+  wiring.environment = {{"GGML_BACKEND_PATH", "/path/to/libggml-linkcpp.so"},
+                        {"LINKCPP_COORDINATOR", "http://127.0.0.1:8090"},
+                        {"LINKCPP_TOKEN_FILE", "/path/to/token"},
+                        {"LINKCPP_DATA_LISTEN", "0.0.0.0:0"},
+                        {"LINKCPP_LOCAL", "allow"}};
+  if (local_mib > 0) wiring.environment.emplace_back("LINKCPP_LOCAL_MEMORY", std::format("{}M", local_mib));
+  wiring.command = "linkcpp serve -m " + Quoted(model_path) + " --listen 0.0.0.0:8090 --" + rest;
+  if (local_mib > 0) wiring.command = std::format("LINKCPP_LOCAL_MEMORY={}M {}", local_mib, wiring.command);
+  for (const Node& node : machine.nodes) {
+    wiring.workers.push_back(std::format("linkcpp join URL --memory {}M --layers {} --name {}", node.memory_bytes >> 20,
+                                         LayerRanges(swarm), Quoted(node.name)));
+  }
+  return wiring;
+}
+
+}  // namespace linkcpp
