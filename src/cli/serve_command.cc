@@ -35,6 +35,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{200};
 constexpr std::chrono::seconds kStopPatience{10};
+constexpr std::chrono::seconds kListPatience{20};  // for llama-server --list-devices
 
 struct Options {
   std::string model;
@@ -110,6 +111,17 @@ std::string LibraryBeside(const char* name) {
   return (self.parent_path().parent_path() / "lib" / name).string();
 }
 
+// Asked of llama-server itself, which knows its backends and the variables that hide devices.
+bool HasGpu(const std::string& host_binary) {
+  const auto host = HostProcess::Start({{host_binary, "--list-devices"}, {}}, "/dev/null");
+  const auto deadline = std::chrono::steady_clock::now() + kListPatience;
+  while (host && std::chrono::steady_clock::now() < deadline) {
+    if ((*host)->Ended()) return ListsGpu((*host)->LastLines());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return false;
+}
+
 Result<HostOptions> PlanHost(const Options& options) {
   HostOptions host;
   const auto binary = FindProgram(options.host_binary);
@@ -135,6 +147,7 @@ Result<HostOptions> PlanHost(const Options& options) {
   host.local = options.local;
   host.wait_s = options.wait_coverage_s;
   host.user_arguments = options.host_arguments;
+  host.has_gpu = HasGpu(host.binary);
   return host;
 }
 

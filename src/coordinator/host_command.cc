@@ -1,6 +1,7 @@
 #include "coordinator/host_command.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 
 namespace linkcpp {
@@ -23,25 +24,41 @@ bool IsZero(std::string_view number) {
   return number.empty() || number.find_first_not_of('0') == std::string_view::npos;
 }
 
-bool PlacesExperts(std::span<const std::string> arguments) {
+// The value after the last of `names` in the arguments: the last one counts for llama-server too.
+std::optional<std::string_view> Argument(std::span<const std::string> arguments,
+                                         std::initializer_list<std::string_view> names) {
+  std::optional<std::string_view> value;
   for (std::size_t i = 0; i + 1 < arguments.size(); ++i) {
-    if ((arguments[i] == "-ot" || arguments[i] == "--override-tensor") && arguments[i + 1].contains("exps"))
-      return true;
+    if (std::ranges::contains(names, arguments[i])) value = arguments[i + 1];
   }
-  return false;
+  return value;
+}
+
+// The user has said where experts go.
+bool PlacesExperts(const HostOptions& options, std::span<const std::string> environment) {
+  const auto argument = Argument(options.user_arguments, {"-ot", "--override-tensor"});
+  const auto variable = Variable(environment, "LLAMA_ARG_OVERRIDE_TENSOR");
+  return (argument && argument->contains("exps")) || (variable && variable->contains("exps"));
 }
 
 }  // namespace
 
-bool AsksForGpu(std::span<const std::string> arguments, std::span<const std::string> environment) {
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const std::string& name = arguments[i];
-    if (name == "-ngl" || name == "--gpu-layers" || name == "--n-gpu-layers") {
-      return i + 1 < arguments.size() && !IsZero(arguments[i + 1]);
-    }
-  }
-  const auto from_environment = Variable(environment, "LLAMA_ARG_N_GPU_LAYERS");
-  return from_environment && !IsZero(*from_environment);
+bool UsesGpu(const HostOptions& options, std::span<const std::string> environment) {
+  auto devices = Argument(options.user_arguments, {"-dev", "--device"});
+  if (!devices) devices = Variable(environment, "LLAMA_ARG_DEVICE");
+  if (devices && *devices == "none") return false;
+  auto layers = Argument(options.user_arguments, {"-ngl", "--gpu-layers", "--n-gpu-layers"});
+  if (!layers) layers = Variable(environment, "LLAMA_ARG_N_GPU_LAYERS");
+  if (!layers || *layers == "auto") return options.has_gpu;
+  return !IsZero(*layers);
+}
+
+bool ListsGpu(std::span<const std::string> lines) {
+  const auto head =
+      std::ranges::find_if(lines, [](const std::string& line) { return line.contains("Available devices"); });
+  return head != lines.end() && std::any_of(head + 1, lines.end(), [](const std::string& line) {
+           return line.starts_with("  ") && line.contains(": ");
+         });
 }
 
 HostCommand MakeHostCommand(const HostOptions& options, std::span<const std::string> environment) {
@@ -49,7 +66,7 @@ HostCommand MakeHostCommand(const HostOptions& options, std::span<const std::str
   command.arguments = {
       options.binary, "-m", options.model, "--host", options.api_host, "--port", std::to_string(options.api_port),
       "--no-warmup"};
-  if (AsksForGpu(options.user_arguments, environment) && !PlacesExperts(options.user_arguments)) {
+  if (UsesGpu(options, environment) && !PlacesExperts(options, environment)) {
     command.arguments.insert(command.arguments.end(), {"-ot", std::string("exps=") + kBufferType});
   }
   command.arguments.insert(command.arguments.end(), options.user_arguments.begin(), options.user_arguments.end());

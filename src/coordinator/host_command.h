@@ -20,8 +20,9 @@ struct HostOptions {
   std::string coordinator;  // URL with fingerprint
   std::string token;
   std::string data_listen;
-  std::string local;  // "allow" | "deny"
-  int wait_s = -1;    // LINKCPP_WAIT_S: how long the plug-in waits for coverage; below 0: its own default
+  std::string local;     // "allow" | "deny"
+  int wait_s = -1;       // LINKCPP_WAIT_S: how long the plug-in waits for coverage; below 0: its own default
+  bool has_gpu = false;  // llama-server lists a GPU: by default it puts layers there
   std::vector<std::string> user_arguments;
 };
 
@@ -33,8 +34,11 @@ struct HostCommand {
 // `environment`: ours, "NAME=value" each.
 HostCommand MakeHostCommand(const HostOptions& options, std::span<const std::string> environment);
 
-// Whether these llama-server arguments (or LLAMA_ARG_N_GPU_LAYERS in the environment) put layers on a GPU. The host
-// asks our device for experts only on layers it keeps on the CPU, so such layers need "-ot exps=LinkCPP".
-bool AsksForGpu(std::span<const std::string> arguments, std::span<const std::string> environment);
+// Whether llama-server will put layers on a GPU: as its arguments say, else LLAMA_ARG_N_GPU_LAYERS in the environment,
+// else whether it has one. It offers our device the experts of CPU layers only, so such layers need "-ot exps=LinkCPP".
+bool UsesGpu(const HostOptions& options, std::span<const std::string> environment);
+
+// What `llama-server --list-devices` printed: is a GPU among it?
+bool ListsGpu(std::span<const std::string> lines);
 
 }  // namespace linkcpp

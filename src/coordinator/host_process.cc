@@ -202,7 +202,9 @@ class Process final : public HostProcess {
 }  // namespace
 
 Result<std::unique_ptr<HostProcess>> HostProcess::Start(const HostCommand& command, const std::string& log_path) {
-  FILE* log = std::fopen(log_path.c_str(), "we");
+  // Prompts may stand in it, so it is for its owner alone.
+  const int file = ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  FILE* log = file < 0 ? nullptr : ::fdopen(file, "w");
   if (log == nullptr) return Fail(FaultCode::kLocal, "{}: {}", log_path, std::strerror(errno));
   auto process = std::make_unique<Process>(log);
   RETURN_IF_FAULT(process->Launch(command));

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <thread>
 
@@ -51,18 +52,34 @@ TEST(HostCommand, TheUsersArgumentsComeLastAndWin) {
   EXPECT_EQ(MakeHostCommand(options, {}).arguments.back(), "4096");
 }
 
+bool SendsExpertsToUs(HostOptions options, std::vector<std::string> arguments,
+                      std::vector<std::string> environment = {}) {
+  options.user_arguments = std::move(arguments);
+  return std::ranges::contains(MakeHostCommand(options, environment).arguments, "exps=LinkCPP");
+}
+
 TEST(HostCommand, OnAGpuTheExpertsAreSentToUs) {
   HostOptions options = Usual();
-  options.user_arguments = {"-ngl", "99"};
-  EXPECT_THAT(MakeHostCommand(options, {}).arguments, Contains("exps=LinkCPP"));
-  options.user_arguments = {"-ngl", "0"};
-  EXPECT_THAT(MakeHostCommand(options, {}).arguments, Not(Contains("exps=LinkCPP")));
-  options.user_arguments = {};
-  EXPECT_THAT(MakeHostCommand(options, {}).arguments, Not(Contains("exps=LinkCPP")));
-  EXPECT_THAT(MakeHostCommand(options, std::vector<std::string>{"LLAMA_ARG_N_GPU_LAYERS=12"}).arguments,
-              Contains("exps=LinkCPP"));
-  options.user_arguments = {"-ngl", "all", "-ot", "exps=CPU"};
-  EXPECT_THAT(MakeHostCommand(options, {}).arguments, Not(Contains("exps=LinkCPP")));
+  EXPECT_TRUE(SendsExpertsToUs(options, {"-ngl", "99"}));
+  EXPECT_TRUE(SendsExpertsToUs(options, {"--gpu-layers", "all"}));
+  EXPECT_TRUE(SendsExpertsToUs(options, {}, {"LLAMA_ARG_N_GPU_LAYERS=12"}));
+  EXPECT_FALSE(SendsExpertsToUs(options, {"-ngl", "99", "-ngl", "0"}));
+  EXPECT_FALSE(SendsExpertsToUs(options, {}));
+  EXPECT_FALSE(SendsExpertsToUs(options, {"-ngl", "99", "-ot", "exps=CPU"}));
+  options.has_gpu = true;  // it would be used without being asked for
+  EXPECT_TRUE(SendsExpertsToUs(options, {}));
+  EXPECT_TRUE(SendsExpertsToUs(options, {"-ngl", "auto"}));
+  EXPECT_FALSE(SendsExpertsToUs(options, {"-ngl", "0"}));
+  EXPECT_FALSE(SendsExpertsToUs(options, {"--device", "none"}));
+  EXPECT_FALSE(SendsExpertsToUs(options, {}, {"LLAMA_ARG_OVERRIDE_TENSOR=ffn_.*_exps=CPU"}));
+}
+
+TEST(HostCommand, AGpuIsFoundInTheListOfDevices) {
+  EXPECT_FALSE(ListsGpu(std::vector<std::string>{"load_backend: loaded CPU", "Available devices:", "  (none)"}));
+  EXPECT_TRUE(
+      ListsGpu(std::vector<std::string>{"Available devices:", "  Vulkan0: llvmpipe (24105 MiB, 19848 MiB free)"}));
+  EXPECT_FALSE(ListsGpu(std::vector<std::string>{"  error: no such option"}));
+  EXPECT_FALSE(ListsGpu({}));
 }
 
 TEST(HostCommand, ThreadsSpinShortlyUnlessTheUserTunesThem) {

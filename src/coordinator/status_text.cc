@@ -82,13 +82,19 @@ std::string LayersText(const std::vector<LayerCoverage>& layers) {
   return table.Text();
 }
 
+// Names need not differ: two workers on one machine have its name.
+std::string ShortId(const std::string& id) {
+  return id.substr(0, 8);
+}
+
 std::string NodesText(const std::vector<NodeStatus>& nodes) {
-  Table table({"NODE", "STATE", "DEVICE", "GIVES", "SLICES", "TO LOAD", "PAIRS", "BUSY", "SEEN", "HOLDS"});
+  Table table({"NODE", "ID", "STATE", "DEVICE", "GIVES", "SLICES", "TO LOAD", "PAIRS", "BUSY", "SEEN", "HOLDS"});
   for (const NodeStatus& node : nodes) {
-    table.Row({node.name, node.admitted ? node.state : "refused", node.device, BytesText(node.memory_bytes),
-               std::format("{} of {}", node.slices_ready, node.slices_wanted), BytesText(node.wanted_bytes),
-               std::format("{}", node.pairs_computed), DurationText(static_cast<double>(node.busy_us) / 1e6),
-               DurationText(node.seconds_since_seen) + " ago", HoldsText(node.ready)});
+    table.Row({node.name, ShortId(node.node_id), node.admitted ? node.state : "refused", node.device,
+               BytesText(node.memory_bytes), std::format("{} of {}", node.slices_ready, node.slices_wanted),
+               BytesText(node.wanted_bytes), std::format("{}", node.pairs_computed),
+               DurationText(static_cast<double>(node.busy_us) / 1e6), DurationText(node.seconds_since_seen) + " ago",
+               HoldsText(node.ready)});
   }
   std::string text = table.Text();
   for (const NodeStatus& node : nodes) {
@@ -102,7 +108,7 @@ std::string BackbonesText(const StatusReply& status) {
   std::map<std::string, std::string> names;
   for (const NodeStatus& node : status.nodes) names[node.node_id] = node.name;
   Table backbones({"BACKBONE", "DATA PORT", "DISPATCHES", "PAIRS", "LOCAL", "RETRIED", "FAILED", "ROUND TRIPS"});
-  Table links({"LINK", "TO", "PAIRS", "SENT", "RECEIVED", "RTT", "RTT MAX", "FAULTS"});
+  Table links({"LINK", "TO", "ID", "PAIRS", "SENT", "RECEIVED", "RTT", "RTT MAX", "FAULTS"});
   bool any_link = false;
   for (const BackboneStatus& backbone : status.backbones) {
     const BackboneReport& report = backbone.report;
@@ -113,7 +119,7 @@ std::string BackbonesText(const StatusReply& status) {
     for (const LinkReport& link : report.links) {
       const auto name = names.find(link.node_id);
       any_link = true;
-      links.Row({backbone.program, name == names.end() ? link.node_id.substr(0, 8) : name->second,
+      links.Row({backbone.program, name == names.end() ? "?" : name->second, ShortId(link.node_id),
                  std::format("{}", link.pairs), BytesText(link.bytes_sent), BytesText(link.bytes_received),
                  std::format("{:.2f} ms", link.rtt_us_mean / 1e3), std::format("{:.2f} ms", link.rtt_us_max / 1e3),
                  std::format("{}", link.faults)});
