@@ -92,7 +92,7 @@ class HttplibClient final : public HttpClient {
     request.path = path;
     request.body = json_body;
     if (!json_body.empty()) request.set_header("Content-Type", "application/json");
-    client_.set_connection_timeout(std::min(timeout, kConnectTime));
+    SetConnectTime(std::min(timeout, kConnectTime));
     client_.set_read_timeout(timeout);
     client_.set_write_timeout(timeout);
     client_.set_max_timeout(timeout);
@@ -127,7 +127,7 @@ class HttplibClient final : public HttpClient {
       error_body.append(data, std::min(size, std::size_t{4096} - std::min(error_body.size(), std::size_t{4096})));
       return true;
     };
-    client_.set_connection_timeout(kConnectTime);
+    SetConnectTime(kConnectTime);
     client_.set_read_timeout(kStallTime);
     client_.set_write_timeout(kStallTime);
     client_.set_max_timeout(0);
@@ -151,6 +151,11 @@ class HttplibClient final : public HttpClient {
   }
 
  private:
+  // All of it as microseconds, none as seconds: given whole seconds, cpp-httplib 0.41 resolves names with getaddrinfo_a
+  // and leaves its request behind on the stack when that is late, for glibc's resolver thread to write to. Given none it
+  // calls getaddrinfo, which may take longer than `time` but corrupts nothing. Connecting and TLS add both parts up.
+  void SetConnectTime(std::chrono::milliseconds time) { client_.set_connection_timeout(0, std::chrono::microseconds(time).count()); }
+
   static std::string Reason(const std::string& body) {
     const std::string message = ErrorMessage(body);
     return message.empty() ? "check the token" : message;
