@@ -31,7 +31,9 @@ constexpr std::uint32_t kFf = 1024;
 constexpr std::uint32_t kUsed = 8;
 
 using BenchClock = std::chrono::steady_clock;
-double Microseconds(BenchClock::duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
+double Microseconds(BenchClock::duration duration) {
+  return std::chrono::duration<double, std::micro>(duration).count();
+}
 
 struct Timing {
   double median = 0;
@@ -81,8 +83,9 @@ double ReadBandwidth(int n_threads, std::size_t bytes) {
       threads.emplace_back([&, t] {
         const std::size_t begin = memory.size() * static_cast<std::size_t>(t) / static_cast<std::size_t>(n_threads);
         const std::size_t end = memory.size() * static_cast<std::size_t>(t + 1) / static_cast<std::size_t>(n_threads);
-        sums[static_cast<std::size_t>(t) * 16] = std::accumulate(memory.begin() + static_cast<std::ptrdiff_t>(begin),
-                                                                 memory.begin() + static_cast<std::ptrdiff_t>(end), std::uint64_t{0});
+        sums[static_cast<std::size_t>(t) * 16] =
+            std::accumulate(memory.begin() + static_cast<std::ptrdiff_t>(begin),
+                            memory.begin() + static_cast<std::ptrdiff_t>(end), std::uint64_t{0});
       });
     }
   });
@@ -90,7 +93,8 @@ double ReadBandwidth(int n_threads, std::size_t bytes) {
   return static_cast<double>(memory.size() * 8) / timing.median / 1e3;
 }
 
-// The same layer in ggml alone: full tensors in the host's buffer type, one graph built once and computed again and again.
+// The same layer in ggml alone: full tensors in the host's buffer type, one graph built once and computed again and
+// again.
 class BareGraph {
  public:
   BareGraph(ggml_backend_dev_t device, int n_threads, std::uint32_t n_slots, std::uint32_t n_rows,
@@ -101,7 +105,8 @@ class BareGraph {
             ggml_backend_reg_get_proc_address(registration, "ggml_backend_set_n_threads"))) {
       set(backend_, n_threads);
     }
-    context_ = ggml_init({.mem_size = 64 * ggml_tensor_overhead() + ggml_graph_overhead(), .mem_buffer = nullptr, .no_alloc = true});
+    context_ = ggml_init(
+        {.mem_size = 64 * ggml_tensor_overhead() + ggml_graph_overhead(), .mem_buffer = nullptr, .no_alloc = true});
     ggml_tensor* gates = Stack(device, GGML_TYPE_Q4_K, kEmbd, kFf, n_slots, gate);
     ggml_tensor* ups = Stack(device, GGML_TYPE_Q4_K, kEmbd, kFf, n_slots, gate);
     ggml_tensor* downs = Stack(device, GGML_TYPE_Q6_K, kFf, kEmbd, n_slots, down);
@@ -138,15 +143,16 @@ class BareGraph {
 
  private:
   // Two-dimensional aliases fill the slots, as repacked buffers take whole tensors only.
-  ggml_tensor* Stack(ggml_backend_dev_t device, ggml_type type, std::int64_t n_in, std::int64_t n_out, std::uint32_t n_slots,
-                     const std::vector<std::byte>& slab) {
+  ggml_tensor* Stack(ggml_backend_dev_t device, ggml_type type, std::int64_t n_in, std::int64_t n_out,
+                     std::uint32_t n_slots, const std::vector<std::byte>& slab) {
     ggml_tensor* stack = ggml_new_tensor_3d(context_, type, n_in, n_out, std::max(n_slots, 2u));
     ggml_tensor* rows = ggml_new_tensor_3d(context_, GGML_TYPE_F32, n_in, 1, 512);
     ggml_tensor* product = ggml_mul_mat_id(context_, stack, rows, ggml_new_tensor_2d(context_, GGML_TYPE_I32, 1, 512));
     ggml_backend_buffer_type_t chosen = ggml_backend_dev_buffer_type(device);
     auto extra = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
         ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts"));
-    for (ggml_backend_buffer_type_t* type_ = extra == nullptr ? nullptr : extra(device); type_ != nullptr && *type_ != nullptr; ++type_) {
+    for (ggml_backend_buffer_type_t* type_ = extra == nullptr ? nullptr : extra(device);
+         type_ != nullptr && *type_ != nullptr; ++type_) {
       stack->buffer = ggml_backend_buft_alloc_buffer(*type_, 0);
       if (ggml_backend_dev_supports_op(device, product)) chosen = *type_;
       ggml_backend_buffer_free(stack->buffer);
@@ -155,7 +161,8 @@ class BareGraph {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(chosen, ggml_nbytes(stack));
     buffers_.push_back(buffer);
     ggml_backend_tensor_alloc(buffer, stack, ggml_backend_buffer_get_base(buffer));
-    ggml_context* aliases = ggml_init({.mem_size = n_slots * ggml_tensor_overhead(), .mem_buffer = nullptr, .no_alloc = true});
+    ggml_context* aliases =
+        ggml_init({.mem_size = n_slots * ggml_tensor_overhead(), .mem_buffer = nullptr, .no_alloc = true});
     for (std::uint32_t slot = 0; slot < n_slots; ++slot) {
       ggml_tensor* alias = ggml_new_tensor_2d(aliases, type, n_in, n_out);
       ggml_backend_tensor_alloc(buffer, alias, static_cast<std::byte*>(stack->data) + slot * stack->nb[2]);
@@ -216,7 +223,8 @@ int Overhead(Device& device) {
   const Timing again = Measure(2000, [&] { (void)(*stack)->Run(known, x, 1, pairs, y); });
   float most = 2;
   const Timing anew = Measure(500, [&] { (void)(*stack)->Run(recipe(most += 1), x, 1, pairs, y); });
-  std::println("overhead, 3 tiny nodes   graph met before {:.1f} us, new recipe and graph {:.1f} us", again.median, anew.median);
+  std::println("overhead, 3 tiny nodes   graph met before {:.1f} us, new recipe and graph {:.1f} us", again.median,
+               anew.median);
   return 0;
 }
 
@@ -226,8 +234,8 @@ int Bench(const Options& options) {
   if (!device) return Complain(device.error());
   const char* spin = std::getenv("GOMP_SPINCOUNT");
   const int n_threads = (*device)->n_threads();
-  std::println("{} ({}), {} threads, GOMP_SPINCOUNT {}, {} slots", (*device)->kernel_class(), (*device)->info().description,
-               n_threads, spin == nullptr ? "unset" : spin, options.n_slots);
+  std::println("{} ({}), {} threads, GOMP_SPINCOUNT {}, {} slots", (*device)->kernel_class(),
+               (*device)->info().description, n_threads, spin == nullptr ? "unset" : spin, options.n_slots);
 
   Rng rng(1);
   const std::vector<std::byte> gate = Weights(GGML_TYPE_Q4_K, kEmbd, kFf, rng);
@@ -276,7 +284,8 @@ int Bench(const Options& options) {
       ours = Measure(repeats, [&] { (void)(*stack)->Run(recipe, x, n_rows, dispatches[turn++ % 64], y); });
       // The same pairs in an order that no row can be shared in, as a worker with a part of the experts sees it.
       for (auto& pairs : dispatches) std::ranges::reverse(pairs);
-      if (n_rows > 1) shuffled = Measure(repeats, [&] { (void)(*stack)->Run(recipe, x, n_rows, dispatches[turn++ % 64], y); });
+      if (n_rows > 1)
+        shuffled = Measure(repeats, [&] { (void)(*stack)->Run(recipe, x, n_rows, dispatches[turn++ % 64], y); });
       for (auto& pairs : dispatches) std::ranges::reverse(pairs);
       (void)(*stack)->Run(recipe, x, n_rows, dispatches[0], y);
     }
@@ -284,12 +293,14 @@ int Bench(const Options& options) {
     std::size_t turn = 0;
     const Timing theirs = Measure(repeats, [&] { bare.Run(x, dispatches[turn++ % 64], bare_y); });
     bare.Run(x, dispatches[0], bare_y);
-    std::println("{:>3} rows, {:>3} pairs           {:.0f} us (p90 {:.0f}), {:.1f} GB/s = {:.0f} % of reading; bare ggml {:.0f} us "
-                 "(p90 {:.0f}); {}{}",
-                 n_rows, n_pairs, ours.median, ours.p90, read_bytes / ours.median / 1e3,
-                 100 * read_bytes / ours.median / 1e3 / bandwidth, theirs.median, theirs.p90,
-                 n_rows > 1 ? std::format("rows not shared {:.0f} us; ", shuffled.median) : "",
-                 y == bare_y ? "same bits" : "OTHER BITS");
+    std::println(
+        "{:>3} rows, {:>3} pairs           {:.0f} us (p90 {:.0f}), {:.1f} GB/s = {:.0f} % of reading; bare ggml {:.0f} "
+        "us "
+        "(p90 {:.0f}); {}{}",
+        n_rows, n_pairs, ours.median, ours.p90, read_bytes / ours.median / 1e3,
+        100 * read_bytes / ours.median / 1e3 / bandwidth, theirs.median, theirs.p90,
+        n_rows > 1 ? std::format("rows not shared {:.0f} us; ", shuffled.median) : "",
+        y == bare_y ? "same bits" : "OTHER BITS");
     if (y != bare_y) return 1;
   }
   return 0;

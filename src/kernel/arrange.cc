@@ -38,7 +38,9 @@ Arrangement Arrange(std::span<const SlotPair> pairs, bool may_share, ArrangeScra
   const auto n_pairs = static_cast<std::int64_t>(pairs.size());
   const std::size_t used = PairsPerRow(pairs);
   if (may_share && used > 0 && DistinctWithin(pairs, used, scratch)) {
-    return {.used = static_cast<std::int64_t>(used), .tokens = n_pairs / static_cast<std::int64_t>(used), .shared_rows = true};
+    return {.used = static_cast<std::int64_t>(used),
+            .tokens = n_pairs / static_cast<std::int64_t>(used),
+            .shared_rows = true};
   }
   if (DistinctWithin(pairs, pairs.size(), scratch)) return {.used = n_pairs, .tokens = 1};
   return {.used = 1, .tokens = n_pairs};

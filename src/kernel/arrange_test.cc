@@ -91,7 +91,8 @@ TEST(PartsOf, KeepsSlotsTogetherAndPiecesLarge) {
         ++here[pairs[i].slot];
       }
       for (const auto& [slot, count] : here) {
-        EXPECT_EQ(count >= kManyRows, whole[slot] >= kManyRows) << count << " of " << whole[slot] << " at most " << most;
+        EXPECT_EQ(count >= kManyRows, whole[slot] >= kManyRows)
+            << count << " of " << whole[slot] << " at most " << most;
       }
     }
     EXPECT_TRUE(std::ranges::all_of(seen, [](int count) { return count == 1; }));

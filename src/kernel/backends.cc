@@ -13,27 +13,29 @@
 namespace linkcpp {
 namespace {
 
-std::mutex loading_mutex;  // guards the registry while we load, and the two below
-bool we_loaded = false;
+std::mutex loading_mutex;  // guards the registry while we load, and the map
 std::map<std::string, ggml_backend_reg_t, std::less<>> loaded_paths;
 
-std::mutex log_mutex;  // guards log_sink
-LogSink* log_sink = nullptr;
+std::mutex log_mutex;  // guards the two below
+bool we_loaded = false;
+std::vector<LogSink*> log_sinks;  // one for each open device; the latest gets ggml's messages
 
 void OnGgmlLog(ggml_log_level level, const char* text, void*) {
   std::string_view line(text);
   while (!line.empty() && line.back() == '\n') line.remove_suffix(1);
   if (line.empty()) return;
   const std::lock_guard lock(log_mutex);
-  if (log_sink == nullptr) return;
+  if (log_sinks.empty()) return;
   switch (level) {
-    case GGML_LOG_LEVEL_ERROR: log_sink->Write(LogLevel::kError, line); break;
-    case GGML_LOG_LEVEL_WARN: log_sink->Write(LogLevel::kWarning, line); break;
-    default: log_sink->Write(LogLevel::kDebug, line); break;
+    case GGML_LOG_LEVEL_ERROR: log_sinks.back()->Write(LogLevel::kError, line); break;
+    case GGML_LOG_LEVEL_WARN: log_sinks.back()->Write(LogLevel::kWarning, line); break;
+    default: log_sinks.back()->Write(LogLevel::kDebug, line); break;
   }
 }
 
-bool HasCpu() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr; }
+bool HasCpu() {
+  return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr;
+}
 
 bool IsOurPlugin(ggml_backend_dev_t device) {
   const auto named = [](const char* name) {
@@ -78,50 +80,65 @@ std::uint64_t AvailableMemory() {
 
 void ForwardGgmlLog(LogSink& log) {
   const std::lock_guard lock(log_mutex);
-  if (we_loaded) log_sink = &log;
+  if (we_loaded) log_sinks.push_back(&log);
 }
 
 void StopGgmlLog(LogSink& log) {
   const std::lock_guard lock(log_mutex);
-  if (log_sink == &log) log_sink = nullptr;
+  const auto mine = std::ranges::find(log_sinks, &log);
+  if (mine != log_sinks.end()) log_sinks.erase(mine);
 }
 
 namespace {
 
-void PrepareToLoad(const DeviceOptions& options, LogSink& log) {
-  if (LimitOpenMpSpin(options.spin_count) == SpinLimit::kTooLate) {
-    log.Debug("OpenMP's threads spin for long; where cores are shared, set GOMP_SPINCOUNT={}", options.spin_count);
+// While it lives, ggml may load backends: nothing has been loaded before, and its messages go to `log`.
+class FirstLoading {
+ public:
+  FirstLoading(const DeviceOptions& options, LogSink& log) : log_(log) {
+    if (LimitOpenMpSpin(options.spin_count) == SpinLimit::kTooLate) {
+      log.Debug("OpenMP's threads spin for long; where cores are shared, set GOMP_SPINCOUNT={}", options.spin_count);
+    }
+    ggml_log_set(OnGgmlLog, nullptr);
+    {
+      const std::lock_guard lock(log_mutex);
+      we_loaded = true;
+    }
+    ForwardGgmlLog(log_);
   }
-  if (!we_loaded) ggml_log_set(OnGgmlLog, nullptr);
-  we_loaded = true;
-  ForwardGgmlLog(log);
-}
+  ~FirstLoading() { StopGgmlLog(log_); }
+  FirstLoading(const FirstLoading&) = delete;
+  FirstLoading& operator=(const FirstLoading&) = delete;
+
+ private:
+  LogSink& log_;
+  const HiddenVariable plugin_{"GGML_BACKEND_PATH"};
+};
 
 }  // namespace
 
 Result<void> EnsureBackends(const DeviceOptions& options, LogSink& log) {
   const std::lock_guard lock(loading_mutex);
   if (HasCpu()) return {};
-  PrepareToLoad(options, log);
   {
-    const HiddenVariable plugin("GGML_BACKEND_PATH");
+    const FirstLoading loading(options, log);
     ggml_backend_load_all();
   }
-  StopGgmlLog(log);
   if (HasCpu()) return {};
-  return Fail(FaultCode::kLocal, "ggml found no CPU backend: install ggml's backend libraries (package libggml0-backend-cpu), "
-                                 "or name one with a backend path");
+  return Fail(FaultCode::kLocal,
+              "ggml found no CPU backend: install ggml's backend libraries, or name one with a backend path");
 }
 
 Result<ggml_backend_reg_t> LoadBackend(const DeviceOptions& options, LogSink& log) {
   const std::lock_guard lock(loading_mutex);
   if (const auto known = loaded_paths.find(options.backend_path); known != loaded_paths.end()) return known->second;
-  if (!HasCpu()) PrepareToLoad(options, log);
+  std::optional<FirstLoading> loading;
+  if (!HasCpu()) loading.emplace(options, log);
   ggml_backend_reg_t registration = ggml_backend_load(options.backend_path.c_str());
-  StopGgmlLog(log);
   if (registration == nullptr) {
-    return Fail(FaultCode::kLocal, "{} is not a ggml backend that runs on this machine (wrong file, another ggml version, or "
-                                   "instructions this CPU lacks)", options.backend_path);
+    return Fail(FaultCode::kLocal,
+                "{} is not a ggml backend that runs on this machine (wrong file, another ggml version, or "
+                "instructions this CPU lacks)",
+                options.backend_path);
   }
   loaded_paths.emplace(options.backend_path, registration);
   return registration;

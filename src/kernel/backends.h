@@ -1,5 +1,5 @@
-// ggml's backend libraries in this process: load them once, in a way that suits a program of ours, and not at all inside
-// a host that has loaded them already.
+// ggml's backend libraries in this process: load them once, in a way that suits a program of ours, and not at all
+// inside a host that has loaded them already.
 #pragma once
 
 #include <ggml-backend.h>
@@ -17,8 +17,8 @@ namespace linkcpp {
 // plug-in, which must not run inside a worker. kLocal: there is no CPU device afterwards.
 Result<void> EnsureBackends(const DeviceOptions& options, LogSink& log);
 
-// Loads one backend library (a path ggml's own search would pass over) and returns its registration; the same path again
-// returns the same one. kLocal: not a backend, or not for this machine.
+// Loads one backend library (a path ggml's own search would pass over) and returns its registration; the same path
+// again returns the same one. kLocal: not a backend, or not for this machine.
 Result<ggml_backend_reg_t> LoadBackend(const DeviceOptions& options, LogSink& log);
 
 // Devices that can hold and run experts: CPUs and GPUs, without our own plug-in's.

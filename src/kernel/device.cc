@@ -36,7 +36,8 @@ Result<ggml_backend_dev_t> Choose(const std::string& name) {
   } else if (wanted == "cpu") {
     chosen = FirstOf(devices, GGML_BACKEND_DEVICE_TYPE_CPU);
   } else {
-    const auto found = std::ranges::find(devices, wanted, [](auto device) { return Lower(ggml_backend_dev_name(device)); });
+    const auto found =
+        std::ranges::find(devices, wanted, [](auto device) { return Lower(ggml_backend_dev_name(device)); });
     if (found != devices.end()) chosen = *found;
   }
   if (chosen != nullptr) return chosen;
@@ -53,7 +54,8 @@ std::vector<ggml_backend_buffer_type_t> ExtraBufferTypes(ggml_backend_dev_t devi
   const auto list = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
       ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts"));
   if (list == nullptr) return types;
-  for (ggml_backend_buffer_type_t* type = list(device); type != nullptr && *type != nullptr; ++type) types.push_back(*type);
+  for (ggml_backend_buffer_type_t* type = list(device); type != nullptr && *type != nullptr; ++type)
+    types.push_back(*type);
   return types;
 }
 
@@ -69,7 +71,8 @@ constexpr int kMaxThreads = 512;  // ggml's own limit
 
 GgmlContext NewContext(std::size_t n_tensors, std::size_t n_nodes) {
   const std::size_t graph = n_nodes == 0 ? 0 : ggml_graph_overhead_custom(n_nodes, false);
-  return GgmlContext(ggml_init({.mem_size = n_tensors * ggml_tensor_overhead() + graph, .mem_buffer = nullptr, .no_alloc = true}));
+  return GgmlContext(
+      ggml_init({.mem_size = n_tensors * ggml_tensor_overhead() + graph, .mem_buffer = nullptr, .no_alloc = true}));
 }
 
 Result<std::unique_ptr<Device>> Device::Open(const DeviceOptions& options, LogSink& log) try {
@@ -85,7 +88,8 @@ Result<std::unique_ptr<Device>> Device::Open(const DeviceOptions& options, LogSi
     ASSIGN_OR_RETURN(chosen, Choose(options.name));
   }
   if (options.n_threads < 0 || options.n_threads > kMaxThreads) {
-    return Fail(FaultCode::kLocal, "{} threads asked for; give 1 to {}, or 0 for one per core", options.n_threads, kMaxThreads);
+    return Fail(FaultCode::kLocal, "{} threads asked for; give 1 to {}, or 0 for one per core", options.n_threads,
+                kMaxThreads);
   }
   ggml_backend_t backend = ggml_backend_dev_init(chosen, nullptr);
   if (backend == nullptr) {
@@ -151,7 +155,8 @@ ggml_backend_buffer_type_t GgmlDevice::ChooseWeightBuffer(ggml_type type, std::i
 Result<void> GgmlDevice::Allocate(ggml_cgraph* graph) {
   const std::size_t before = ggml_gallocr_get_buffer_size(allocator_.get(), 0);
   // Reserve always: alone, alloc_graph would reuse the last graph's plan for any graph with as many and as large nodes.
-  const bool allocated = ggml_gallocr_reserve(allocator_.get(), graph) && ggml_gallocr_alloc_graph(allocator_.get(), graph);
+  const bool allocated =
+      ggml_gallocr_reserve(allocator_.get(), graph) && ggml_gallocr_alloc_graph(allocator_.get(), graph);
   if (!allocated || ggml_gallocr_get_buffer_size(allocator_.get(), 0) != before) ++generation_;
   if (allocated) return {};
   allocator_.reset(ggml_gallocr_new(default_buffer_type()));  // after a failure the old one believes in memory it lacks

@@ -16,16 +16,16 @@
 namespace linkcpp {
 
 struct DeviceOptions {
-  std::string name;    // "" or "auto": the best there is (a GPU before the CPU); "cpu"; or a ggml device name, any case
-  int n_threads = 0;   // CPU devices; 0: one per core
+  std::string name;   // "" or "auto": the best there is (a GPU before the CPU); "cpu"; or a ggml device name, any case
+  int n_threads = 0;  // CPU devices; 0: one per core
   std::string backend_path;  // load this ggml backend library and use its device (a CPU variant by path); "": all
-  // See kernel/openmp_spin.h. Counts where the OpenMP runtime comes with the backend; where it comes with the program, the
-  // program restarts itself (RestartWithOpenMpSpin). Negative: leave the runtime's default.
+  // See kernel/openmp_spin.h. Counts where the OpenMP runtime comes with the backend; where it comes with the program,
+  // the program restarts itself (RestartWithOpenMpSpin). Negative: leave the runtime's default.
   int spin_count = kDefaultSpinCount;
 };
 
 struct DeviceInfo {
-  std::string name;         // ggml's device name, e.g. "CPU", "Vulkan0"
+  std::string name;  // ggml's device name, e.g. "CPU", "Vulkan0"
   std::string description;
   std::uint64_t free_bytes = 0;
   std::uint64_t total_bytes = 0;
@@ -43,12 +43,13 @@ class Device {
 
   virtual const DeviceInfo& info() const = 0;
   virtual int n_threads() const = 0;
-  // "ggml-0.27.0/CPU/sapphirerapids/1f0c9a77/glibc-2.42+fma": same text, same bits (with the same tensor types). The
-  // number stands for ggml's feature list; the C library is there because activations call its expf and tanhf. On a GPU
-  // it is the device's and driver's description as far as they tell; there the bits may also depend on the batch.
+  // "ggml-0.27.0/CPU/sapphirerapids/1f0c9a77/glibc-2.43+fma": same text, same bits (with the same tensor types). The
+  // number stands for the backend's machine code and what it found at run time; the C library is there because
+  // activations call its expf and tanhf. On a GPU it ends with the device's and driver's description as far as they
+  // tell; there the bits may also depend on the batch. ASCII, made for comparing and showing, not for parsing.
   virtual const std::string& kernel_class() const = 0;
-  // True on CPUs: a row's bits do not depend on what else is in the dispatch (but see kManyRows in expert_stack.h). GPUs
-  // choose other kernels for other sizes.
+  // True on CPUs: a row's bits do not depend on what else is in the dispatch (but see kManyRows in expert_stack.h).
+  // GPUs choose other kernels for other sizes.
   virtual bool batch_invariant() const = 0;
 };
 

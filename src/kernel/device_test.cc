@@ -63,7 +63,8 @@ TEST(Device, BadBackendPathIsLocal) {
 // The folder of the libraries ggml found by itself, from one of their symbols.
 std::string BackendFolder() {
   Open({.name = "cpu", .backend_path = ""});
-  ggml_backend_reg_t registration = ggml_backend_dev_backend_reg(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+  ggml_backend_reg_t registration =
+      ggml_backend_dev_backend_reg(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
   Dl_info where{};
   dladdr(ggml_backend_reg_get_proc_address(registration, "ggml_backend_set_n_threads"), &where);
   const std::string path = where.dli_fname == nullptr ? "" : where.dli_fname;

@@ -8,6 +8,7 @@
 #include <list>
 
 #include "kernel/arrange.h"
+#include "kernel/backends.h"
 #include "kernel/ggml_device.h"
 #include "kernel/recipe_graph.h"
 #include "kernel/recipe_plan.h"
@@ -19,10 +20,13 @@ namespace {
 constexpr std::uint32_t kMaxSlots = 1u << 16;
 // A dispatch whose intermediate rows need more than this is run in parts; the bits are the same.
 constexpr std::uint64_t kMaxComputeBytes = std::uint64_t{256} << 20;
-// A decode meets one or two arrangements per layer over and over; a prefill meets a new one each time and does not mind.
-constexpr std::size_t kMaxGraphs = 6;
+// A decode meets a few arrangements over and over (as many as a token has experts, when holders change); a prefill
+// meets a new one each time and does not mind.
+constexpr std::size_t kMaxGraphs = 16;
 
-std::size_t SizeOrZero(bool present, std::size_t bytes) { return present ? bytes : 0; }
+std::size_t SizeOrZero(bool present, std::size_t bytes) {
+  return present ? bytes : 0;
+}
 
 Result<void> CheckSlab(const char* projection, const char* kind, std::size_t given, std::size_t wanted) {
   if (given == wanted) return {};
@@ -60,8 +64,8 @@ class GgmlStack final : public ExpertStack {
   std::uint64_t device_bytes() const override { return device_bytes_; }
   Result<void> Load(std::uint32_t slot, const ExpertSlabs& slabs) override;
   Result<Lengths> Check(const Recipe& recipe) override;
-  Result<void> Run(const Recipe& recipe, std::span<const float> x, std::uint32_t n_rows, std::span<const SlotPair> pairs,
-                   std::span<float> y) override;
+  Result<void> Run(const Recipe& recipe, std::span<const float> x, std::uint32_t n_rows,
+                   std::span<const SlotPair> pairs, std::span<float> y) override;
 
  private:
   struct Part {  // one projection of the shape
@@ -104,6 +108,12 @@ class GgmlStack final : public ExpertStack {
 };
 
 Result<void> GgmlStack::Allocate() {
+  const std::uint64_t free_bytes = Describe(device_.device()).free_bytes;
+  const std::uint64_t expert_bytes = shape_.bytes();
+  if (free_bytes != 0 && expert_bytes > free_bytes / n_slots_) {
+    return Fail(FaultCode::kLocal, "{} slots of {} bytes do not fit into the {} bytes that are free on {}", n_slots_,
+                expert_bytes, free_bytes, device_.info().name);
+  }
   for (std::size_t i = 0; i < kProjections; ++i) {
     if (!shape_.projections[i]) continue;
     const ProjectionShape& shape = *shape_.projections[i];
@@ -136,7 +146,8 @@ Result<void> GgmlStack::Load(std::uint32_t slot, const ExpertSlabs& slabs) {
     const bool has_scale = shape && shape->has_scale;
     const std::size_t weight_bytes = shape ? parts_[i].weight->slab_bytes() : 0;
     RETURN_IF_FAULT(CheckSlab(name, "weight", given.weight.size(), weight_bytes));
-    RETURN_IF_FAULT(CheckSlab(name, "bias", given.bias.size(), SizeOrZero(has_bias, has_bias ? 4u * shape->n_out : 0u)));
+    RETURN_IF_FAULT(
+        CheckSlab(name, "bias", given.bias.size(), SizeOrZero(has_bias, has_bias ? 4u * shape->n_out : 0u)));
     RETURN_IF_FAULT(CheckSlab(name, "scale", given.scale.size(), SizeOrZero(has_scale, sizeof(float))));
   }
   for (std::size_t i = 0; i < kProjections; ++i) {
@@ -174,11 +185,13 @@ Result<ExpertStack::Lengths> GgmlStack::Check(const Recipe& recipe) try {
   return Fail(FaultCode::kLocal, "checking a recipe: {}", error.what());
 }
 
-Result<RecipeGraph*> GgmlStack::GraphFor(const CheckedRecipe& checked, const Recipe& recipe, const Arrangement& arrangement) {
+Result<RecipeGraph*> GgmlStack::GraphFor(const CheckedRecipe& checked, const Recipe& recipe,
+                                         const Arrangement& arrangement) {
   // When the shared compute buffer has moved, every graph that was placed in it is stale.
   graphs_.remove_if([&](const CachedGraph& cached) { return cached.generation != device_.compute_generation(); });
-  const auto known = std::ranges::find_if(
-      graphs_, [&](const CachedGraph& cached) { return cached.arrangement == arrangement && cached.key == checked.key; });
+  const auto known = std::ranges::find_if(graphs_, [&](const CachedGraph& cached) {
+    return cached.arrangement == arrangement && cached.key == checked.key;
+  });
   if (known != graphs_.end()) {
     graphs_.splice(graphs_.begin(), graphs_, known);
     return &graphs_.front().graph;
@@ -196,7 +209,8 @@ Result<RecipeGraph*> GgmlStack::GraphFor(const CheckedRecipe& checked, const Rec
 void GgmlStack::SetInputs(const RecipeGraph& graph, std::span<const float> x, const Arrangement& arrangement,
                           std::span<const SlotPair> pairs) {
   ids_.resize(pairs.size());
-  std::ranges::transform(pairs, ids_.begin(), [](const SlotPair& pair) { return static_cast<std::int32_t>(pair.slot); });
+  std::ranges::transform(pairs, ids_.begin(),
+                         [](const SlotPair& pair) { return static_cast<std::int32_t>(pair.slot); });
   ggml_backend_tensor_set(graph.ids, ids_.data(), 0, ids_.size() * sizeof(std::int32_t));
 
   const auto length = static_cast<std::size_t>(graph.x->ne[0]);
@@ -247,12 +261,13 @@ Result<void> GgmlStack::Run(const Recipe& recipe, std::span<const float> x, std:
   const std::size_t n_in = checked->plan.n_in();
   const std::size_t n_out = checked->plan.n_out();
   if (x.size() != n_rows * n_in || y.size() != pairs.size() * n_out) {
-    return Fail(FaultCode::kRefused, "{} rows of {} and {} pairs of {} do not fit buffers of {} and {} numbers", n_rows, n_in,
-                pairs.size(), n_out, x.size(), y.size());
+    return Fail(FaultCode::kRefused, "{} rows of {} and {} pairs of {} do not fit buffers of {} and {} numbers", n_rows,
+                n_in, pairs.size(), n_out, x.size(), y.size());
   }
   for (const SlotPair& pair : pairs) {
     if (pair.row >= n_rows) return Fail(FaultCode::kRefused, "a pair of row {}; there are {}", pair.row, n_rows);
-    if (pair.slot >= n_slots_ || !loaded_[pair.slot]) return Fail(FaultCode::kRefused, "slot {} holds no expert", pair.slot);
+    if (pair.slot >= n_slots_ || !loaded_[pair.slot])
+      return Fail(FaultCode::kRefused, "slot {} holds no expert", pair.slot);
   }
   if (pairs.empty()) return {};
   for (Part& part : parts_) {
@@ -283,7 +298,8 @@ std::uint64_t ExpertShape::bytes() const {
   return total;
 }
 
-Result<std::unique_ptr<ExpertStack>> ExpertStack::Create(const ExpertShape& shape, std::uint32_t n_slots, Device& device) try {
+Result<std::unique_ptr<ExpertStack>> ExpertStack::Create(const ExpertShape& shape, std::uint32_t n_slots,
+                                                         Device& device) try {
   auto* ggml_device = dynamic_cast<GgmlDevice*>(&device);
   if (ggml_device == nullptr) return Fail(FaultCode::kRefused, "device {} does not run experts", device.info().name);
   if (n_slots == 0 || n_slots > kMaxSlots) {

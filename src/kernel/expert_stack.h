@@ -21,11 +21,11 @@ namespace linkcpp {
 
 // Shape of one expert. A projection that the model does not have is absent.
 struct ProjectionShape {
-  std::uint32_t type = 0;  // ggml type number of the weight
-  std::uint32_t n_in = 0;  // ne[0]
-  std::uint32_t n_out = 0; // ne[1]
-  bool has_bias = false;   // [n_out] f32
-  bool has_scale = false;  // one f32
+  std::uint32_t type = 0;   // ggml type number of the weight
+  std::uint32_t n_in = 0;   // ne[0]
+  std::uint32_t n_out = 0;  // ne[1]
+  bool has_bias = false;    // [n_out] f32
+  bool has_scale = false;   // one f32
   friend auto operator<=>(const ProjectionShape&, const ProjectionShape&) = default;
 };
 struct ExpertShape {
@@ -46,13 +46,14 @@ struct ExpertSlabs {
 };
 
 // ggml's CPU kernels on x86 multiply most K-quants (in plain buffers) in another order when an expert has at least this
-// many rows in a graph (ggml 0.27, tiled.cpp; tests in expert_stack_test.cc). So bits depend on one thing besides the row:
-// whether the dispatch has fewer than kManyRows pairs of its slot, or not. To have the bits of a host that computes a
-// whole batch in one graph, send all of an expert's pairs in one dispatch, or in pieces of at least kManyRows.
+// many rows in a graph (ggml 0.27, tiled.cpp; tests in host_bits_test.cc). So bits depend on one thing besides the
+// row: whether the dispatch has fewer than kManyRows pairs of its slot, or not. To have the bits of a host that
+// computes a whole batch in one graph, send all of an expert's pairs in one dispatch, or in pieces of at least
+// kManyRows.
 inline constexpr std::uint32_t kManyRows = 8;
 
 struct SlotPair {
-  std::uint32_t row = 0;   // index into x
+  std::uint32_t row = 0;  // index into x
   std::uint32_t slot = 0;
 };
 
@@ -68,6 +69,7 @@ class ExpertStack {
 
   // Copies an expert into a slot (repacked if that is how the host would hold it). No second copy of the stack is made.
   // After a fault the slot holds nothing.
+  //
   // kRefused: no such slot, or a slab's size does not fit the shape.
   virtual Result<void> Load(std::uint32_t slot, const ExpertSlabs& slabs) = 0;
 
@@ -79,11 +81,15 @@ class ExpertStack {
   };
   virtual Result<Lengths> Check(const Recipe& recipe) = 0;
 
-  // x: [n_rows, n_in] f32, y: [pairs.size(), n_out] f32, row-major, caller-owned, must not overlap. y[i] answers pairs[i].
-  // Bits depend only on (expert bytes, row, recipe, kernel class) and on which side of kManyRows the number of the slot's
-  // pairs lies; on nothing else of the batch (if Device::batch_invariant).
-  // NaN and infinities pass through as arithmetic has them. One thread at a time per Device.
+  // x: [n_rows, n_in] f32, y: [pairs.size(), n_out] f32, row-major, caller-owned, must not overlap.
+  // y[i] answers pairs[i]. One thread at a time per Device.
+  //
+  // Bits depend only on (expert bytes, row, recipe, kernel class) and on which side of kManyRows the number of the
+  // slot's pairs lies; on nothing else of the batch (if Device::batch_invariant). NaN and infinities come out as the
+  // host has them.
+  //
   // kRefused: as Check; a row or slot out of range, a slot that holds nothing, sizes of x or y that do not fit.
+  //
   // kLocal: no memory, or the device failed.
   virtual Result<void> Run(const Recipe& recipe, std::span<const float> x, std::uint32_t n_rows,
                            std::span<const SlotPair> pairs, std::span<float> y) = 0;

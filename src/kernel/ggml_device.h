@@ -41,13 +41,14 @@ class GgmlDevice final : public Device {
   ggml_backend_dev_t device() const { return device_; }
   ggml_backend_buffer_type_t default_buffer_type() const { return ggml_backend_dev_buffer_type(device_); }
 
-  // The buffer type in which llama.cpp would keep an expert weight on this device: the first of the device's extra types
-  // (CPU_REPACK, …) that takes a MUL_MAT_ID with it, else the default one. Asked for a tensor of many experts, as the
-  // host asks, so the answer depends on the type and the two lengths alone. nullptr: the device can not run it at all.
+  // The buffer type in which llama.cpp would keep an expert weight on this device: the first of the device's extra
+  // types (CPU_REPACK, …) that takes a MUL_MAT_ID with it, else the default one. Asked for a tensor of many experts, as
+  // the host asks, so the answer depends on the type and the two lengths alone. nullptr: the device can not run it at
+  // all.
   ggml_backend_buffer_type_t ChooseWeightBuffer(ggml_type type, std::int64_t n_in, std::int64_t n_out) const;
 
-  // Gives the graph's tensors memory. All graphs of the device share one buffer, so only one may be in use at a time: set
-  // inputs, Compute, read outputs. Addresses stay good until compute_generation() changes. kLocal: out of memory.
+  // Gives the graph's tensors memory. All graphs of the device share one buffer, so only one may be in use at a time:
+  // set inputs, Compute, read outputs. Addresses stay good until compute_generation() changes. kLocal: out of memory.
   Result<void> Allocate(ggml_cgraph* graph);
   std::uint64_t compute_generation() const { return generation_; }
 

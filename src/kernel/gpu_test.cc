@@ -46,7 +46,11 @@ TEST(Gpu, AgreesWithTheCpuWithinRounding) {
                        {.op = StepOp::kBias, .projection = Projection::kUp, .a = 1},
                        {.op = StepOp::kScale, .projection = Projection::kUp, .a = 2},
                        {.op = StepOp::kProject, .projection = Projection::kGate, .a = 0},
-                       {.op = StepOp::kGlu, .fn = static_cast<std::uint8_t>(GluFn::kSwigluOai), .a = 4, .b = 3, .p0 = 1.702f,
+                       {.op = StepOp::kGlu,
+                        .fn = static_cast<std::uint8_t>(GluFn::kSwigluOai),
+                        .a = 4,
+                        .b = 3,
+                        .p0 = 1.702f,
                         .p1 = 7.0f},
                        {.op = StepOp::kProject, .projection = Projection::kDown, .a = 5}}};
   for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q4_K}) {  // each compiles shaders for seconds

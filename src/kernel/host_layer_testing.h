@@ -1,5 +1,6 @@
-// For tests: a MoE layer as llama.cpp holds and runs it, built with ggml directly. Full expert tensors in the buffer type
-// the host would choose, set whole; the graph written out by hand. Shares no code with the stack it is compared with.
+// For tests: a MoE layer as llama.cpp holds and runs it, built with ggml directly. Full expert tensors in the buffer
+// type the host would choose, set whole; the graph written out by hand. Shares no code with the stack it is compared
+// with.
 #pragma once
 
 #include <ggml-alloc.h>
@@ -31,7 +32,8 @@ inline std::vector<float> RandomFloats(std::size_t count, Rng& rng, double scale
 
 // n_rows rows of n_in random numbers in the given ggml type.
 inline std::vector<std::byte> RandomWeights(ggml_type type, std::int64_t n_in, std::int64_t n_rows, Rng& rng) {
-  const std::vector<float> values = RandomFloats(static_cast<std::size_t>(n_in * n_rows), rng, 2.0 / std::sqrt(double(n_in)));
+  const std::vector<float> values =
+      RandomFloats(static_cast<std::size_t>(n_in * n_rows), rng, 2.0 / std::sqrt(double(n_in)));
   std::vector<std::byte> bytes(ggml_row_size(type, n_in) * static_cast<std::size_t>(n_rows));
   const std::vector<float> importance(static_cast<std::size_t>(n_in), 1.0f);
   ggml_quantize_chunk(type, values.data(), bytes.data(), 0, n_rows, n_in, importance.data());
@@ -49,7 +51,8 @@ struct ToyLayer {
   };
   std::array<Data, kProjections> data;
 
-  ToyLayer(const ExpertShape& expert_shape, std::uint32_t experts, std::uint64_t seed) : shape(expert_shape), n_experts(experts) {
+  ToyLayer(const ExpertShape& expert_shape, std::uint32_t experts, std::uint64_t seed)
+      : shape(expert_shape), n_experts(experts) {
     Rng rng(seed);
     for (std::size_t i = 0; i < kProjections; ++i) {
       if (!shape.projections[i]) continue;
@@ -74,13 +77,14 @@ struct ToyLayer {
   }
 };
 
-inline ProjectionShape Matrix(ggml_type type, std::uint32_t n_in, std::uint32_t n_out, bool bias = false, bool scale = false) {
+inline ProjectionShape Matrix(ggml_type type, std::uint32_t n_in, std::uint32_t n_out, bool bias = false,
+                              bool scale = false) {
   return {.type = static_cast<std::uint32_t>(type), .n_in = n_in, .n_out = n_out, .has_bias = bias, .has_scale = scale};
 }
 
 // gate, up: [n_embd, n_ff]; down: [n_ff, n_embd].
-inline ExpertShape GatedShape(ggml_type gate_up, ggml_type down, std::uint32_t n_embd, std::uint32_t n_ff, bool bias = false,
-                              bool scale = false) {
+inline ExpertShape GatedShape(ggml_type gate_up, ggml_type down, std::uint32_t n_embd, std::uint32_t n_ff,
+                              bool bias = false, bool scale = false) {
   ExpertShape shape;
   shape.projections[0] = Matrix(gate_up, n_embd, n_ff, bias, scale);
   shape.projections[1] = Matrix(gate_up, n_embd, n_ff, bias, scale);
@@ -109,14 +113,16 @@ class HostLayer {
       return ggml_add_id(context, row, layer->bias_[static_cast<std::size_t>(projection)], ids);
     }
     ggml_tensor* Scale(Projection projection, ggml_tensor* row) const {  // as llama.cpp writes it
-      ggml_tensor* scale = ggml_reshape_3d(context, layer->scale_[static_cast<std::size_t>(projection)], 1, layer->n_experts_, 1);
+      ggml_tensor* scale =
+          ggml_reshape_3d(context, layer->scale_[static_cast<std::size_t>(projection)], 1, layer->n_experts_, 1);
       ggml_tensor* all = ggml_repeat_4d(context, scale, 1, layer->n_experts_, ids->ne[1], 1);
       return ggml_mul(context, row, ggml_get_rows(context, all, ids));
     }
   };
   using Author = std::function<ggml_tensor*(const Graph&)>;
 
-  HostLayer(const ToyLayer& toy, ggml_backend_dev_t device, int n_threads) : n_experts_(toy.n_experts), device_(device) {
+  HostLayer(const ToyLayer& toy, ggml_backend_dev_t device, int n_threads)
+      : n_experts_(toy.n_experts), device_(device) {
     backend_ = ggml_backend_dev_init(device, nullptr);
     ggml_backend_reg_t registration = ggml_backend_dev_backend_reg(device);
     if (auto set = reinterpret_cast<ggml_backend_set_n_threads_t>(
@@ -127,7 +133,8 @@ class HostLayer {
     for (std::size_t i = 0; i < kProjections; ++i) {
       if (!toy.shape.projections[i]) continue;
       const ProjectionShape& shape = *toy.shape.projections[i];
-      weights_[i] = ggml_new_tensor_3d(context_, static_cast<ggml_type>(shape.type), shape.n_in, shape.n_out, n_experts_);
+      weights_[i] =
+          ggml_new_tensor_3d(context_, static_cast<ggml_type>(shape.type), shape.n_in, shape.n_out, n_experts_);
       Place(weights_[i], HostBufferType(weights_[i]), toy.data[i].weight.data());
       ggml_backend_buffer_type_t plain = ggml_backend_dev_buffer_type(device);
       if (shape.has_bias) {
@@ -156,8 +163,9 @@ class HostLayer {
   // x: [tokens, n_embd]; ids: [tokens, used]. Returns [tokens, used, n_out].
   std::vector<float> Run(const Author& author, const std::vector<float>& x, const std::vector<std::int32_t>& ids,
                          std::int64_t tokens) {
-    ggml_context* context = ggml_init(
-        {.mem_size = 64 * ggml_tensor_overhead() + ggml_graph_overhead_custom(256, false), .mem_buffer = nullptr, .no_alloc = true});
+    ggml_context* context = ggml_init({.mem_size = 64 * ggml_tensor_overhead() + ggml_graph_overhead_custom(256, false),
+                                       .mem_buffer = nullptr,
+                                       .no_alloc = true});
     const auto n_embd = static_cast<std::int64_t>(x.size()) / tokens;
     Graph graph{context, this, ggml_new_tensor_3d(context, GGML_TYPE_F32, n_embd, 1, tokens),
                 ggml_new_tensor_2d(context, GGML_TYPE_I32, static_cast<std::int64_t>(ids.size()) / tokens, tokens)};
@@ -190,12 +198,14 @@ class HostLayer {
         ggml_backend_reg_get_proc_address(registration, "ggml_backend_dev_get_extra_bufts"));
     ggml_backend_buffer_type_t plain = ggml_backend_dev_buffer_type(device_);
     if (extra == nullptr) return plain;
-    ggml_context* context = ggml_init({.mem_size = 8 * ggml_tensor_overhead(), .mem_buffer = nullptr, .no_alloc = true});
+    ggml_context* context =
+        ggml_init({.mem_size = 8 * ggml_tensor_overhead(), .mem_buffer = nullptr, .no_alloc = true});
     ggml_tensor* weight = ggml_new_tensor_3d(context, wanted->type, wanted->ne[0], wanted->ne[1], wanted->ne[2]);
     ggml_tensor* row = ggml_new_tensor_3d(context, GGML_TYPE_F32, wanted->ne[0], 2, 512);
     ggml_tensor* product = ggml_mul_mat_id(context, weight, row, ggml_new_tensor_2d(context, GGML_TYPE_I32, 2, 512));
     ggml_backend_buffer_type_t chosen = plain;
-    for (ggml_backend_buffer_type_t* type = extra(device_); type != nullptr && *type != nullptr && chosen == plain; ++type) {
+    for (ggml_backend_buffer_type_t* type = extra(device_); type != nullptr && *type != nullptr && chosen == plain;
+         ++type) {
       weight->buffer = ggml_backend_buft_alloc_buffer(*type, 0);
       if (ggml_backend_dev_supports_op(device_, product)) chosen = *type;
       ggml_backend_buffer_free(weight->buffer);

@@ -6,43 +6,54 @@
 #include <ggml.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
 #include <format>
 #include <fstream>
+#include <string>
+#include <vector>
 
+#include "base/hash.h"
 #include "kernel/backends.h"
 
 namespace linkcpp {
 namespace {
 
-// "/usr/lib/…/libggml-cpu-sapphirerapids.so" -> "sapphirerapids"; "builtin" when the backend is not a library of its own.
-std::string VariantOf(const void* symbol) {
+// The library that a backend's code lies in; "" when that can not be told.
+std::string LibraryOf(ggml_backend_reg_t registration) {
   Dl_info where{};
-  if (symbol == nullptr || dladdr(symbol, &where) == 0 || where.dli_fname == nullptr) return "unknown";
-  std::string name = where.dli_fname;
-  name = name.substr(name.find_last_of('/') + 1);
+  if (dladdr(registration, &where) == 0 || where.dli_fname == nullptr) return "";
+  return where.dli_fname;
+}
+
+// "/usr/lib/…/libggml-cpu-sapphirerapids.so" -> "sapphirerapids"; "builtin" when the backend is not a library of its
+// own.
+std::string Variant(const std::string& library) {
+  std::string name = library.substr(library.find_last_of('/') + 1);
   name = name.substr(0, name.find('.'));
   constexpr std::string_view kPrefix = "libggml-cpu-";
   if (name.starts_with(kPrefix)) return name.substr(kPrefix.size());
   return name == "libggml-cpu" ? "plain" : "builtin";
 }
 
-// ggml's list says which instructions the library was built for and what it found at run time (SVE length, repacking).
-std::uint32_t FeatureNumber(ggml_backend_reg_t registration) {
-  std::uint32_t number = 0x811c9dc5u;
-  const auto add = [&number](const char* text) {
-    for (; *text != 0; ++text) number = (number ^ static_cast<unsigned char>(*text)) * 0x01000193u;
-    number = (number ^ 0xffu) * 0x01000193u;
-  };
+// Eight digits for the backend's machine code and for what it found at run time (SVE length, repacking). The code
+// itself and not a version, because two builds of one version may round differently.
+std::string CodeNumber(ggml_backend_reg_t registration, const std::string& library) {
+  Hasher hasher;
+  if (!library.empty()) {
+    std::ifstream file(library, std::ios::binary);
+    std::vector<char> block(1 << 16);
+    while (file.read(block.data(), static_cast<std::streamsize>(block.size())), file.gcount() > 0) {
+      hasher.Update(std::string_view(block.data(), static_cast<std::size_t>(file.gcount())));
+    }
+  }
   const auto features = reinterpret_cast<ggml_backend_get_features_t>(
       ggml_backend_reg_get_proc_address(registration, "ggml_backend_get_features"));
-  if (features == nullptr) return 0;
-  for (ggml_backend_feature* feature = features(registration); feature->name != nullptr; ++feature) {
-    add(feature->name);
-    add(feature->value);
+  if (features != nullptr) {
+    for (ggml_backend_feature* feature = features(registration); feature->name != nullptr; ++feature) {
+      hasher.Update(std::format("{}={};", feature->name, feature->value));
+    }
   }
-  return number;
+  return hasher.Finish().Hex().substr(0, 8);
 }
 
 std::string MathLibrary() {
@@ -52,7 +63,8 @@ std::string MathLibrary() {
   std::string name = "libc";
 #endif
 #if defined(__x86_64__) && defined(__GNUC__)
-  if (__builtin_cpu_supports("fma")) name += "+fma";  // the C library picks its expf by this, whatever ggml was built for
+  if (__builtin_cpu_supports("fma"))
+    name += "+fma";  // the C library picks its expf by this, whatever ggml was built for
 #endif
   return name;
 }
@@ -81,13 +93,13 @@ std::string Driver() {
 
 std::string KernelClass(ggml_backend_dev_t device) {
   ggml_backend_reg_t registration = ggml_backend_dev_backend_reg(device);
-  const char* backend = ggml_backend_reg_name(registration);
-  std::string text = std::format("ggml-{}/{}/", ggml_version(), backend);
+  const std::string library = LibraryOf(registration);
+  const std::string code = CodeNumber(registration, library);
+  std::string text = std::format("ggml-{}/{}/", ggml_version(), ggml_backend_reg_name(registration));
   if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
-    const void* symbol = ggml_backend_reg_get_proc_address(registration, "ggml_backend_set_n_threads");
-    text += std::format("{}/{:08x}/{}{}", VariantOf(symbol), FeatureNumber(registration), MathLibrary(), Switches());
+    text += std::format("{}/{}/{}{}", Variant(library), code, MathLibrary(), Switches());
   } else {
-    text += ggml_backend_dev_description(device);
+    text += std::format("{}/{}", code, ggml_backend_dev_description(device));
     if (const std::string driver = Driver(); !driver.empty()) text += "/" + driver;
   }
   std::ranges::replace_if(text, [](unsigned char c) { return c < 0x20 || c > 0x7e; }, '?');

@@ -1,8 +1,8 @@
 // How long the threads of ggml's CPU backend spin between graph nodes before they sleep.
 //
-// ggml is built with OpenMP, and GNU's runtime spins for milliseconds after each parallel region by default. On a machine
-// whose cores are shared, with the backbone or with anything else, that starves everyone; not spinning at all costs a
-// wake-up per node. A short bounded spin is best there (figures in bench/kernel_bench.cc). The runtime reads
+// ggml is built with OpenMP, and GNU's runtime spins for milliseconds after each parallel region by default. On a
+// machine whose cores are shared, with the backbone or with anything else, that starves everyone; not spinning at all
+// costs a wake-up per node. A short bounded spin is best there (figures in bench/kernel_bench.cc). The runtime reads
 // GOMP_SPINCOUNT once, when it is loaded, and a program that links ggml loads it before main.
 #pragma once
 

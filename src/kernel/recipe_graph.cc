@@ -10,18 +10,18 @@ constexpr std::array<ggml_glu_op, kGluFns> kGlus = {
     GGML_GLU_OP_GEGLU_ERF, GGML_GLU_OP_GEGLU_QUICK, GGML_GLU_OP_SWIGLU_CLAMP};
 
 constexpr std::array<ggml_unary_op, kUnaryFns> kUnaries = {
-    GGML_UNARY_OP_RELU,     GGML_UNARY_OP_SILU,    GGML_UNARY_OP_GELU, GGML_UNARY_OP_GELU_QUICK,
-    GGML_UNARY_OP_GELU_ERF, GGML_UNARY_OP_SIGMOID, GGML_UNARY_OP_TANH, GGML_UNARY_OP_NEG,
-    GGML_UNARY_OP_EXP,      GGML_UNARY_OP_SOFTPLUS, GGML_UNARY_OP_ABS, GGML_UNARY_OP_ELU,
+    GGML_UNARY_OP_RELU,      GGML_UNARY_OP_SILU,        GGML_UNARY_OP_GELU, GGML_UNARY_OP_GELU_QUICK,
+    GGML_UNARY_OP_GELU_ERF,  GGML_UNARY_OP_SIGMOID,     GGML_UNARY_OP_TANH, GGML_UNARY_OP_NEG,
+    GGML_UNARY_OP_EXP,       GGML_UNARY_OP_SOFTPLUS,    GGML_UNARY_OP_ABS,  GGML_UNARY_OP_ELU,
     GGML_UNARY_OP_HARDSWISH, GGML_UNARY_OP_HARDSIGMOID, GGML_UNARY_OP_STEP, GGML_UNARY_OP_SGN};
 
 // Tensor headers a step may need at most: itself, two halves, two copies, and the four of a scale.
 constexpr std::size_t kTensorsPerStep = 6;
-constexpr std::size_t kGraphNodes = kMaxRecipeSteps * kTensorsPerStep;
 
 class Builder {
  public:
-  Builder(ggml_context* context, const StackTensors& stack, ggml_tensor* ids) : context_(context), stack_(stack), ids_(ids) {}
+  Builder(ggml_context* context, const StackTensors& stack, ggml_tensor* ids)
+      : context_(context), stack_(stack), ids_(ids) {}
 
   void Add(ggml_tensor* value) { values_.push_back(value); }
 
@@ -91,7 +91,9 @@ class Builder {
 RecipeGraph BuildRecipeGraph(const Recipe& recipe, const RecipePlan& plan, const StackTensors& stack,
                              const Arrangement& arrangement) {
   RecipeGraph built;
-  built.context = NewContext(recipe.steps.size() * kTensorsPerStep + 4, kGraphNodes);
+  const std::size_t most_nodes =
+      recipe.steps.size() * kTensorsPerStep + 4;  // a graph takes leaves out of the same number
+  built.context = NewContext(most_nodes, most_nodes);
   ggml_context* context = built.context.get();
   built.x = ggml_new_tensor_3d(context, GGML_TYPE_F32, plan.n_in(), arrangement.rows_per_token(), arrangement.tokens);
   built.ids = ggml_new_tensor_2d(context, GGML_TYPE_I32, arrangement.used, arrangement.tokens);
@@ -102,7 +104,7 @@ RecipeGraph BuildRecipeGraph(const Recipe& recipe, const RecipePlan& plan, const
   for (const Step& step : recipe.steps) builder.Add(step);
   built.y = builder.Result();
   ggml_set_output(built.y);
-  built.graph = ggml_new_graph_custom(context, kGraphNodes, false);
+  built.graph = ggml_new_graph_custom(context, most_nodes, false);
   ggml_build_forward_expand(built.graph, built.y);
   return built;
 }

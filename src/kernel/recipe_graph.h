@@ -1,9 +1,10 @@
 // A recipe as a ggml graph for a given arrangement of pairs.
 //
 // ggml's MUL_MAT_ID takes a table of expert numbers, `used` per token. Three arrangements of a dispatch fit it:
-//   shared rows: token t is row t of x and has `used` pairs (a whole decode or prefill on one holder); x [n_in, 1, tokens]
-//   one token:   all pairs are one token's, every slot at most once; x has a row per pair          x [n_in, pairs, 1]
-//   one each:    every pair is a token of its own; x has a row per pair                            x [n_in, 1, pairs]
+//   shared rows: token t is row t of x and has `used` pairs (a whole decode or prefill on one holder); x [n_in, 1,
+//   tokens] one token:   all pairs are one token's, every slot at most once; x has a row per pair          x [n_in,
+//   pairs, 1] one each:    every pair is a token of its own; x has a row per pair                            x [n_in,
+//   1, pairs]
 // In all of them the result is [n_out, used, tokens] with pairs in order. A slot must not repeat within a token: ggml's
 // repacked kernels count on it.
 #pragma once
@@ -44,8 +45,8 @@ struct RecipeGraph {
   ggml_tensor* y = nullptr;    // f32 [n_out, used, tokens]
 };
 
-// Tensors are not allocated. `plan` is PlanRecipe of the same recipe for the stack's shape; shared_rows only if the plan
-// allows it.
+// Tensors are not allocated. `plan` is PlanRecipe of the same recipe for the stack's shape; shared_rows only if the
+// plan allows it.
 RecipeGraph BuildRecipeGraph(const Recipe& recipe, const RecipePlan& plan, const StackTensors& stack,
                              const Arrangement& arrangement);
 

@@ -9,8 +9,12 @@ namespace {
 
 constexpr std::uint64_t kMaxLength = 1u << 24;
 
-bool HasTwoOperands(StepOp op) { return op == StepOp::kGlu || op == StepOp::kMul || op == StepOp::kAdd; }
-bool Halves(const Step& step) { return step.op == StepOp::kHalf || (step.op == StepOp::kGlu && step.a == step.b); }
+bool HasTwoOperands(StepOp op) {
+  return op == StepOp::kGlu || op == StepOp::kMul || op == StepOp::kAdd;
+}
+bool Halves(const Step& step) {
+  return step.op == StepOp::kHalf || (step.op == StepOp::kGlu && step.a == step.b);
+}
 
 std::unexpected<Fault> Refuse(std::size_t step, std::string_view why) {
   return Fail(FaultCode::kRefused, "recipe step {}: {}", step, why);
@@ -68,7 +72,8 @@ Result<std::uint32_t> InputLength(const Recipe& recipe, const ExpertShape& shape
       if (Halves(maker)) length *= 2;
       value = maker.a;
     }
-    if (length > kMaxLength) return Fail(FaultCode::kRefused, "the recipe's input row would be longer than {}", kMaxLength);
+    if (length > kMaxLength)
+      return Fail(FaultCode::kRefused, "the recipe's input row would be longer than {}", kMaxLength);
     return static_cast<std::uint32_t>(length);
   }
   return Fail(FaultCode::kRefused, "the recipe uses no weight of the expert");
@@ -104,7 +109,9 @@ Result<std::uint32_t> OutputLength(const Step& step, std::size_t index, const Ex
 
 }  // namespace
 
-std::uint64_t RecipePlan::floats_per_pair() const { return std::accumulate(lengths.begin(), lengths.end(), std::uint64_t{0}); }
+std::uint64_t RecipePlan::floats_per_pair() const {
+  return std::accumulate(lengths.begin(), lengths.end(), std::uint64_t{0});
+}
 
 Result<RecipePlan> PlanRecipe(const Recipe& recipe, const ExpertShape& shape) {
   if (recipe.steps.empty() || recipe.steps.size() > kMaxRecipeSteps) {
@@ -118,7 +125,8 @@ Result<RecipePlan> PlanRecipe(const Recipe& recipe, const ExpertShape& shape) {
     RETURN_IF_FAULT(CheckStep(step, i, shape));
     const bool reads_input = step.a == 0 || (HasTwoOperands(step.op) && step.b == 0);
     if (reads_input && step.op != StepOp::kProject) plan.input_only_projected = false;
-    weighted.push_back(step.op == StepOp::kProject || weighted[step.a] || (HasTwoOperands(step.op) && weighted[step.b]));
+    weighted.push_back(step.op == StepOp::kProject || weighted[step.a] ||
+                       (HasTwoOperands(step.op) && weighted[step.b]));
   }
   if (!weighted.back()) return Fail(FaultCode::kRefused, "the recipe's result uses no weight of the expert");
   ASSIGN_OR_RETURN(const std::uint32_t n_in, InputLength(recipe, shape));

@@ -15,7 +15,9 @@ ExpertShape Shape() {  // 64 -> 32 -> 64, type 0: f32
   return shape;
 }
 
-Step Project(Projection projection, std::uint8_t a) { return {.op = StepOp::kProject, .projection = projection, .a = a}; }
+Step Project(Projection projection, std::uint8_t a) {
+  return {.op = StepOp::kProject, .projection = projection, .a = a};
+}
 
 std::string WhyNot(const Recipe& recipe) {
   const auto plan = PlanRecipe(recipe, Shape());
@@ -78,7 +80,8 @@ TEST(RecipePlan, RefusalsSayWhichStepAndWhy) {
   EXPECT_EQ(WhyNot(Recipe{{Project(kUp, 0), Project(kGate, 0), oai}}), "recipe step 2: the limit nan is not a limit");
   EXPECT_EQ(WhyNot(Recipe{{Project(kUp, 0), {.op = StepOp::kClamp, .a = 1, .p0 = 2, .p1 = 1}}}),
             "recipe step 1: nothing lies between 2 and 1");
-  EXPECT_EQ(WhyNot(Recipe{{Project(kUp, 0), {.op = StepOp::kHalf, .fn = 2, .a = 1}}}), "recipe step 1: a row has two halves");
+  EXPECT_EQ(WhyNot(Recipe{{Project(kUp, 0), {.op = StepOp::kHalf, .fn = 2, .a = 1}}}),
+            "recipe step 1: a row has two halves");
 }
 
 TEST(RecipePlan, OddRowsHaveNoHalves) {

@@ -10,7 +10,9 @@ namespace {
 using testing::HostLayer;
 using testing::ToyLayer;
 
-ModelFile Austen() { return ModelFile::Open(LINKCPP_ASSETS "/austen-moe-q4km.gguf").value(); }
+ModelFile Austen() {
+  return ModelFile::Open(LINKCPP_ASSETS "/austen-moe-q4km.gguf").value();
+}
 
 std::vector<std::byte> Read(const ModelFile& model, const SlabRef& ref) {
   std::vector<std::byte> bytes(ref.size_bytes);
@@ -83,7 +85,8 @@ TEST(ShapeOf, TensorsThatDoNotFitAreRefused) {
   TensorInfo scale{.name = "blk.0.ffn_gate_exps.scale", .ne = {4, 1, 1, 1}};
   MoeLayer layer;
   layer.n_experts = 4;
-  layer.tensors = {{Projection::kUp, SlabKind::kWeight, &weight, 64 * 32 * 4}, {Projection::kUp, SlabKind::kBias, &bias, 128}};
+  layer.tensors = {{Projection::kUp, SlabKind::kWeight, &weight, 64 * 32 * 4},
+                   {Projection::kUp, SlabKind::kBias, &bias, 128}};
   const auto shape = ShapeOf(layer);
   ASSERT_TRUE(shape) << shape.error().text;
   EXPECT_EQ(shape->projections[1], (ProjectionShape{.type = 0, .n_in = 64, .n_out = 32, .has_bias = true}));

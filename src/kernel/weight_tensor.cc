@@ -8,11 +8,11 @@ namespace {
 
 // Types a model file may hold its weights in. ggml has more (integers, and forms for activations) that it aborts on.
 constexpr ggml_type kWeightTypes[] = {
-    GGML_TYPE_F32,     GGML_TYPE_F16,    GGML_TYPE_BF16,    GGML_TYPE_Q4_0,    GGML_TYPE_Q4_1,  GGML_TYPE_Q5_0,
-    GGML_TYPE_Q5_1,    GGML_TYPE_Q8_0,   GGML_TYPE_Q2_K,    GGML_TYPE_Q3_K,    GGML_TYPE_Q4_K,  GGML_TYPE_Q5_K,
-    GGML_TYPE_Q6_K,    GGML_TYPE_IQ1_S,  GGML_TYPE_IQ1_M,   GGML_TYPE_IQ2_XXS, GGML_TYPE_IQ2_XS, GGML_TYPE_IQ2_S,
-    GGML_TYPE_IQ3_XXS, GGML_TYPE_IQ3_S,  GGML_TYPE_IQ4_NL,  GGML_TYPE_IQ4_XS,  GGML_TYPE_TQ1_0, GGML_TYPE_TQ2_0,
-    GGML_TYPE_MXFP4,   GGML_TYPE_NVFP4,  GGML_TYPE_Q1_0,    GGML_TYPE_Q2_0};
+    GGML_TYPE_F32,     GGML_TYPE_F16,   GGML_TYPE_BF16,   GGML_TYPE_Q4_0,    GGML_TYPE_Q4_1,   GGML_TYPE_Q5_0,
+    GGML_TYPE_Q5_1,    GGML_TYPE_Q8_0,  GGML_TYPE_Q2_K,   GGML_TYPE_Q3_K,    GGML_TYPE_Q4_K,   GGML_TYPE_Q5_K,
+    GGML_TYPE_Q6_K,    GGML_TYPE_IQ1_S, GGML_TYPE_IQ1_M,  GGML_TYPE_IQ2_XXS, GGML_TYPE_IQ2_XS, GGML_TYPE_IQ2_S,
+    GGML_TYPE_IQ3_XXS, GGML_TYPE_IQ3_S, GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS,  GGML_TYPE_TQ1_0,  GGML_TYPE_TQ2_0,
+    GGML_TYPE_MXFP4,   GGML_TYPE_NVFP4, GGML_TYPE_Q1_0,   GGML_TYPE_Q2_0};
 
 constexpr std::uint32_t kMaxLength = 1u << 24;
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 46;
@@ -34,13 +34,14 @@ Result<void> CheckWeightShape(const ProjectionShape& shape) {
   }
   const std::int64_t block = ggml_blck_size(type);
   if (shape.n_in % block != 0) {
-    return Fail(FaultCode::kRefused, "{} weights come in blocks of {}; rows of {} do not fit", ggml_type_name(type), block,
-                shape.n_in);
+    return Fail(FaultCode::kRefused, "{} weights come in blocks of {}; rows of {} do not fit", ggml_type_name(type),
+                block, shape.n_in);
   }
   return {};
 }
 
-Result<WeightTensor> WeightTensor::Create(const ProjectionShape& shape, std::uint32_t n_slots, const GgmlDevice& device) {
+Result<WeightTensor> WeightTensor::Create(const ProjectionShape& shape, std::uint32_t n_slots,
+                                          const GgmlDevice& device) {
   RETURN_IF_FAULT(CheckWeightShape(shape));
   const auto type = static_cast<ggml_type>(shape.type);
   ggml_backend_buffer_type_t buffer_type = device.ChooseWeightBuffer(type, shape.n_in, shape.n_out);
@@ -51,8 +52,8 @@ Result<WeightTensor> WeightTensor::Create(const ProjectionShape& shape, std::uin
   return CreateIn(buffer_type, WritingFor(buffer_type, device), shape, n_slots);
 }
 
-Result<WeightTensor> WeightTensor::CreateIn(ggml_backend_buffer_type_t type, SlabWriting writing, const ProjectionShape& shape,
-                                            std::uint32_t n_slots) {
+Result<WeightTensor> WeightTensor::CreateIn(ggml_backend_buffer_type_t type, SlabWriting writing,
+                                            const ProjectionShape& shape, std::uint32_t n_slots) {
   RETURN_IF_FAULT(CheckWeightShape(shape));
   const std::uint64_t row_bytes = ggml_row_size(static_cast<ggml_type>(shape.type), shape.n_in);
   // Rows and slots are each below 2^32, so this can not wrap before it is too large.
@@ -70,8 +71,9 @@ Result<WeightTensor> WeightTensor::CreateIn(ggml_backend_buffer_type_t type, Sla
   made.alias_ = ggml_new_tensor_2d(made.context_.get(), made.tensor_->type, shape.n_in, shape.n_out);
   const std::size_t bytes = ggml_backend_buft_get_alloc_size(type, made.tensor_);
   if (bytes <= ggml_backend_buft_get_max_size(type)) made.buffer_.reset(ggml_backend_buft_alloc_buffer(type, bytes));
-  if (!made.buffer_ || ggml_backend_tensor_alloc(made.buffer_.get(), made.tensor_,
-                                                 ggml_backend_buffer_get_base(made.buffer_.get())) != GGML_STATUS_SUCCESS) {
+  if (!made.buffer_ ||
+      ggml_backend_tensor_alloc(made.buffer_.get(), made.tensor_, ggml_backend_buffer_get_base(made.buffer_.get())) !=
+          GGML_STATUS_SUCCESS) {
     return Fail(FaultCode::kLocal, "no memory for {} expert slots of {} bytes in {}", n_slots, slab_bytes,
                 ggml_backend_buft_name(type));
   }

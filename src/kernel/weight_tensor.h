@@ -21,12 +21,12 @@ enum class SlabWriting { kOffset, kAlias, kWhole };
 
 class WeightTensor {
  public:
-  // Shape [n_in, n_out, n_slots]. kRefused: not a weight type, lengths that do not fit it, or the device can not run it.
-  // kLocal: no memory.
+  // Shape [n_in, n_out, n_slots]. kRefused: not a weight type, lengths that do not fit it, or the device can not run
+  // it. kLocal: no memory.
   static Result<WeightTensor> Create(const ProjectionShape& shape, std::uint32_t n_slots, const GgmlDevice& device);
   // The same with the buffer type and the way of writing given.
-  static Result<WeightTensor> CreateIn(ggml_backend_buffer_type_t type, SlabWriting writing, const ProjectionShape& shape,
-                                       std::uint32_t n_slots);
+  static Result<WeightTensor> CreateIn(ggml_backend_buffer_type_t type, SlabWriting writing,
+                                       const ProjectionShape& shape, std::uint32_t n_slots);
 
   void Write(std::uint32_t slot, std::span<const std::byte> slab);  // slab_bytes() bytes, slot < n_slots
   void Flush();                                                     // before a dispatch

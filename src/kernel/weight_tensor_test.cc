@@ -16,7 +16,8 @@ using testing::ToyLayer;
 
 const GgmlDevice& Cpu() {
   static NullLog log;
-  static const std::unique_ptr<Device> device = Device::Open({.name = "cpu", .n_threads = 1, .backend_path = ""}, log).value();
+  static const std::unique_ptr<Device> device =
+      Device::Open({.name = "cpu", .n_threads = 1, .backend_path = ""}, log).value();
   return dynamic_cast<const GgmlDevice&>(*device);
 }
 
