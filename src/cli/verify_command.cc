@@ -30,6 +30,7 @@ struct Options {
   std::uint32_t n_rows = 4;
   std::string rows_from = "gaussian";
   std::uint64_t seed = 1;
+  bool routed = false;
   bool json = false;
 };
 
@@ -40,6 +41,7 @@ struct JsonMeasure {
   double cosine = 0;
   double worst_pair_cosine = 1;
   double nmse = 0;
+  double explained_worst_pair_cosine = 1;
   double explained_nmse = 0;  // what turning rows into the kernel's format does by itself
   double max_abs = 0;
   bool allclose = true;      // to 1e-3
@@ -70,15 +72,17 @@ struct JsonReport {
 struct Measure {
   BoundCheck check;
   std::uint64_t pairs = 0;
-  double worst_pair_cosine = 1;
+  double worst_pair_cosine = 1, explained_worst_pair_cosine = 1;
   bool allclose = true;
 
   void Add(const BoundedResult& reference, std::span<const float> y) {
     ++pairs;
     check.Add(reference, y);
-    Comparison pair;
+    Comparison pair, explained;
     pair.Add(std::span<const double>(reference.exact), y);
+    explained.Add(std::span<const double>(reference.exact), std::span<const double>(reference.replayed));
     worst_pair_cosine = std::min(worst_pair_cosine, pair.Cosine());
+    explained_worst_pair_cosine = std::min(explained_worst_pair_cosine, explained.Cosine());
     allclose = allclose && AllClose(std::span<const double>(reference.exact), y, kTolerance);
   }
   JsonMeasure Json() const {
@@ -86,6 +90,7 @@ struct Measure {
             .cosine = check.exact().Cosine(),
             .worst_pair_cosine = worst_pair_cosine,
             .nmse = check.exact().Nmse(),
+            .explained_worst_pair_cosine = explained_worst_pair_cosine,
             .explained_nmse = check.explained().Nmse(),
             .max_abs = check.exact().MaxAbs(),
             .allclose = allclose,
@@ -117,6 +122,21 @@ Result<std::vector<std::vector<float>>> RowsFor(const ModelFile& model, const La
     return MakeRows(model, plan, source, options.n_rows, options.seed);
   }
   return ReadRows(options.rows_from, plan.n_in, options.n_rows);
+}
+
+// For every expert the rows it is to compute: all, or those that the model's own router sends to it.
+Result<std::vector<std::vector<std::vector<float>>>> ChosenRows(const ModelFile& model, const LayerPlan& plan,
+                                                                const std::vector<std::vector<float>>& rows,
+                                                                bool routed) {
+  std::vector<std::vector<std::vector<float>>> chosen(plan.layer->n_experts,
+                                                      routed ? std::vector<std::vector<float>>{} : rows);
+  if (!routed) return chosen;
+  ASSIGN_OR_RETURN(const Router router, LoadRouter(model, plan));
+  for (const auto& row : rows) {
+    ASSIGN_OR_RETURN(const auto choices, Route(router, std::vector<double>(row.begin(), row.end())));
+    for (const Choice& choice : choices) chosen[choice.expert].push_back(row);
+  }
+  return chosen;
 }
 
 std::string TypesOf(const LayerPlan& plan) {
@@ -174,41 +194,51 @@ Result<JsonReport> Run(const Options& options, LogSink& log) {
                     .kernel_model = {},
                     .experts = {},
                     .all = {}};
-  std::vector<float> x;
-  for (const auto& row : rows) x.insert(x.end(), row.begin(), row.end());
-  std::vector<SlotPair> pairs;
-  for (std::uint32_t r = 0; r < rows.size(); ++r) pairs.push_back({r, 0});
-  std::vector<float> y(rows.size() * plan.n_out);
+  ASSIGN_OR_RETURN(const auto chosen, ChosenRows(model, plan, rows, options.routed));
 
   Candidates candidates{.models = KernelModels(device->info().is_gpu), .all = {}, .experts = {}};
   candidates.all.resize(candidates.models.size());
   candidates.experts.resize(candidates.models.size());
+  std::vector<std::uint16_t> computed;
   std::unique_ptr<ExpertStack> stack;
   for (const std::uint16_t expert : experts) {
+    const std::vector<std::vector<float>>& own = chosen[expert];
+    if (own.empty()) continue;
+    computed.push_back(expert);
+    std::vector<float> x;
+    std::vector<SlotPair> pairs;
+    for (const auto& row : own) {
+      pairs.push_back({static_cast<std::uint32_t>(pairs.size()), 0});
+      x.insert(x.end(), row.begin(), row.end());
+    }
+    std::vector<float> y(own.size() * plan.n_out);
     ASSIGN_OR_RETURN(const ExpertBytes bytes, LoadExpertBytes(model, plan, expert));
     if (stack == nullptr) {
       ASSIGN_OR_RETURN(stack, ExpertStack::Create(bytes.shape, 1, *device));
       RETURN_IF_FAULT(stack->Check(plan.recipe));
     }
     RETURN_IF_FAULT(stack->Load(0, bytes.slabs()));
-    RETURN_IF_FAULT(stack->Run(plan.recipe, x, static_cast<std::uint32_t>(rows.size()), pairs, y));
+    RETURN_IF_FAULT(stack->Run(plan.recipe, x, static_cast<std::uint32_t>(own.size()), pairs, y));
 
     ASSIGN_OR_RETURN(const OracleExpert oracle, LoadOracleExpert(model, plan, expert));
     for (std::size_t m = 0; m < candidates.models.size(); ++m) {
-      ASSIGN_OR_RETURN(const auto references, ReferencesFor(plan, oracle, rows, candidates.models[m], n_threads));
+      ASSIGN_OR_RETURN(const auto references, ReferencesFor(plan, oracle, own, candidates.models[m], n_threads));
       Measure& one = candidates.experts[m].emplace_back();
-      for (std::size_t r = 0; r < rows.size(); ++r) {
+      for (std::size_t r = 0; r < own.size(); ++r) {
         const auto result = std::span<const float>(y).subspan(r * plan.n_out, plan.n_out);
         one.Add(references[r], result);
         candidates.all[m].Add(references[r], result);
       }
     }
   }
+  if (computed.empty()) {
+    return Fail(FaultCode::kRefused, "the router sends none of these rows to experts {}", options.experts);
+  }
   const std::size_t best = candidates.Best();
   report.kernel_model = candidates.models[best].name;
   report.all = candidates.all[best].Json();
-  for (std::size_t e = 0; e < experts.size(); ++e)
-    report.experts.push_back({experts[e], candidates.experts[best][e].Json()});
+  for (std::size_t e = 0; e < computed.size(); ++e)
+    report.experts.push_back({computed[e], candidates.experts[best][e].Json()});
   return report;
 }
 
@@ -257,6 +287,7 @@ void AddVerifyExpert(CLI::App& verify, CommandContext& context) {
       ->add_option("--rows-from", options->rows_from, "gaussian, embeddings, or a file of little-endian float32 rows")
       ->capture_default_str();
   command->add_option("--seed", options->seed, "seed of the rows")->capture_default_str();
+  command->add_flag("--routed", options->routed, "give an expert only the rows that the model's router sends to it");
   command->add_flag("--json", options->json, "print a JSON object");
   command->callback([options, &context] {
     const auto log = MakeStderrLog("verify", LogLevel::kWarning);

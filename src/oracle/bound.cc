@@ -221,6 +221,7 @@ std::span<const KernelModel> KernelModels(bool is_gpu) {
       {.name = "gpu, f32 rows", .rows = RowFormat::kF32},
       {.name = "gpu, f32 rows, f16 weights", .rows = RowFormat::kF32, .weight_rounding = 0x1p-10},
       {.name = "gpu, f16 rows and weights", .rows = RowFormat::kF16, .weight_rounding = 0x1p-10},
+      {.name = "gpu, bf16 rows", .rows = RowFormat::kBf16},
       {.name = "gpu, q8_1 rows", .rows = RowFormat::kQ8_1},
       {.name = "gpu, f16 rows, weights, sums",
        .rows = RowFormat::kF16,

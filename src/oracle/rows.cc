@@ -71,6 +71,12 @@ double StepsOff(double position, double worst) {
   return worst < to_tie ? 0 : 1 + std::floor(worst - to_tie);
 }
 
+// The same as a standard deviation, for a position off by `sigma` steps: none when no tie is within reach, a whole step
+// when one is, and what the position itself is off by on top.
+double LikelyStepsOff(double position, double sigma, double slack) {
+  return std::min(StepsOff(position, kLikelySigmas * sigma + slack), sigma + 1);
+}
+
 // How far half(x) may move when x moves by `error`.
 double HalfMoves(double x, double error) {
   const double middle = FromHalf(ToHalf(static_cast<float>(x)));
@@ -120,8 +126,8 @@ void ReplayBlock(BlockFormat format, UncertainRow& row, std::size_t begin, std::
     const double slack = std::fabs(position) * kFloatSlack;
     const double steps = step > 0 ? static_cast<double>(step) : largest.with_error / 127;
     const double worst_steps = StepsOff(position, row.worst[i] / steps + std::fabs(position) * off + slack);
-    const double likely_steps = StepsOff(
-        position, kLikelySigmas * (std::sqrt(row.variance[i]) / steps + std::fabs(position) * off_sigma) + slack);
+    const double likely_steps =
+        LikelyStepsOff(position, std::sqrt(row.variance[i]) / steps + std::fabs(position) * off_sigma, slack);
     row.value[i] = std::nearbyint(position) * stored;
     row.worst[i] = worst_steps * steps * (1 + off) + std::fabs(row.value[i]) * stored_worst;
     row.variance[i] = Square(likely_steps * steps) + Square(row.value[i] * stored_likely);
@@ -180,7 +186,7 @@ UncertainRow ReplayRow(RowFormat format, const UncertainRow& row) {
     const double slack = std::fabs(position) * 0x1p-23;  // the double here is a float in the kernel
     out.value[i] = format == RowFormat::kF16 ? FromHalf(ToHalf(value)) : FromBfloat(ToBfloat(value));
     out.worst[i] = StepsOff(position, row.worst[i] / ulp + slack) * ulp;
-    out.variance[i] = Square(StepsOff(position, kLikelySigmas * std::sqrt(row.variance[i]) / ulp + slack) * ulp);
+    out.variance[i] = Square(LikelyStepsOff(position, std::sqrt(row.variance[i]) / ulp, slack) * ulp);
   }
   return out;
 }
