@@ -168,7 +168,9 @@ Result<std::string> FindToken(const Arguments& arguments) {
   }
   const char* token = std::getenv("LINKCPP_TOKEN");
   if (token == nullptr || *token == '\0') {
-    return Fail(FaultCode::kRefused, "which token? Set LINKCPP_TOKEN or give --token-file; `linkcpp serve` prints one and `linkcpp token new` makes more");
+    return Fail(FaultCode::kRefused,
+                "which token? Set LINKCPP_TOKEN or give --token-file; `linkcpp serve` prints one and `linkcpp token "
+                "new` makes more");
   }
   return std::string(token);
 }

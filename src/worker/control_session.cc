@@ -39,10 +39,12 @@ ControlResult<std::string> ControlSession::Call(const std::string& method, const
                                                 const std::string& body, std::chrono::milliseconds timeout) {
   auto reply = http_->Call(method, path, body, timeout);
   if (!reply) {
-    if (reply.error().code != FaultCode::kRefused) return std::unexpected(ControlFault{ControlState::kAway, reply.error().text});
+    if (reply.error().code != FaultCode::kRefused)
+      return std::unexpected(ControlFault{ControlState::kAway, reply.error().text});
     const std::string& text = reply.error().text;
     const bool token = text.contains("(401)") || text.contains("(403)");  // else it is the certificate
-    return std::unexpected(ControlFault{ControlState::kFatal, token ? "the coordinator refused the token: " + text : text});
+    return std::unexpected(
+        ControlFault{ControlState::kFatal, token ? "the coordinator refused the token: " + text : text});
   }
   if (reply->status >= 200 && reply->status < 300) return std::move(reply->body);
   ControlState state = ControlState::kRefused;

@@ -252,12 +252,15 @@ Result<void> Loader::FillLayer(const LayerPlan& plan, const Catalog& catalog) {
 }
 
 Result<bool> Loader::LoadFromCache(const CatalogLayer& layer, std::uint16_t expert) {
+  for (const CatalogTensor& tensor : layer.tensors) {
+    if (!cache_.Has(tensor.hashes[expert], tensor.slab_bytes)) return false;
+  }
   slice_.resize(layer.slice_bytes);
   std::span<std::byte> rest(slice_);
   for (const CatalogTensor& tensor : layer.tensors) {
     const auto got = cache_.Get(tensor.hashes[expert], rest.first(tensor.slab_bytes));
     if (!got && got.error().code == FaultCode::kRefused) {
-      log_.Debug("layer {} expert {}: {}", layer.layer.value, expert, got.error().text);
+      log_.Warning("layer {} expert {}: {}; downloading it again", layer.layer.value, expert, got.error().text);
       return false;
     }
     if (!got) return std::unexpected(got.error());

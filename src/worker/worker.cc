@@ -377,6 +377,7 @@ void WorkerImpl::PollLoop() {
       generation = membership.generation;
       version = 0;
     }
+    const auto asked_at = steady_clock::now();
     const auto orders = poll_.Orders(membership.node_id, version, membership.poll);
     if (wake_.stopped()) return;
     if (!orders) {
@@ -387,8 +388,11 @@ void WorkerImpl::PollLoop() {
     }
     if (away_.exchange(false)) log_.Info("the coordinator answers again");
     retry = kRetryFirst;
+    const bool news = orders->version != version;
     version = orders->version;
     ApplyOrders(membership, *orders);  // also when the version is the same: tickets are fresh
+    // A coordinator that is about to stop answers at once.
+    if (!news && steady_clock::now() - asked_at < milliseconds(500)) wake_.WaitForStop(milliseconds(500));
   }
 }
 

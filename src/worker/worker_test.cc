@@ -138,10 +138,12 @@ class TestBackbone {
     options.program = "test";
     options.header_hash = coordinator.model->header_hash();
     const ServedModel& model = *coordinator.model;
-    session = BackboneSession::Attach(
-                  options, [&model](const SlabProbe& probe) { return model.SlabHashOf(probe.layer, probe.expert, probe.tensor); },
-                  *swarm, log)
-                  .value();
+    session =
+        BackboneSession::Attach(
+            options,
+            [&model](const SlabProbe& probe) { return model.SlabHashOf(probe.layer, probe.expert, probe.tensor); },
+            *swarm, log)
+            .value();
   }
   NullLog log;
   SteadyClock clock;
@@ -155,7 +157,9 @@ class TestBackbone {
 
 class WorkerTest : public testing::Test {
  protected:
-  std::uint64_t n_slices() const { return coordinator.model->summary().n_moe_layers * coordinator.model->summary().n_experts; }
+  std::uint64_t n_slices() const {
+    return coordinator.model->summary().n_moe_layers * coordinator.model->summary().n_experts;
+  }
 
   // All pairs of `n_rows` rows and 4 experts each of every layer, bit for bit those of one stack with the whole layer.
   void ExpectRightAnswers(TestBackbone& backbone, std::uint32_t n_rows, std::uint64_t seed) {
@@ -165,7 +169,8 @@ class WorkerTest : public testing::Test {
     std::vector<Pair> pairs;
     for (std::uint32_t row = 0; row < n_rows; ++row) {
       const auto first = static_cast<std::uint16_t>(rng.Below(16));
-      for (std::uint16_t i = 0; i < 4; ++i) pairs.push_back({row, ExpertId(static_cast<std::uint16_t>((first + 5 * i) % 16))});
+      for (std::uint16_t i = 0; i < 4; ++i)
+        pairs.push_back({row, ExpertId(static_cast<std::uint16_t>((first + 5 * i) % 16))});
     }
     for (const MoeLayer& layer : coordinator.model->model().moe_layers()) {
       std::vector<float> y(pairs.size() * 256), wanted(pairs.size() * 256);
@@ -248,8 +253,10 @@ TEST_F(WorkerTest, ARestartDownloadsNothingAndAsksForTheSameSlices) {
     RunningWorker worker(coordinator, cache.path(), third);
     ASSERT_TRUE(Soon([&] { return worker.progress().state == "ready" && worker.progress().slices_ready > 0; }));
     EXPECT_GT(worker.progress().downloaded_bytes, 0u);
-    ASSERT_TRUE(Soon([&] { return coordinator.registry->Status().nodes.at(0).slices_ready == worker.progress().slices_ready; }));
-    for (const LayerHoldings& row : coordinator.registry->Status().nodes.at(0).ready) before += std::format("{}:{} ", row.layer, row.experts);
+    ASSERT_TRUE(Soon(
+        [&] { return coordinator.registry->Status().nodes.at(0).slices_ready == worker.progress().slices_ready; }));
+    for (const LayerHoldings& row : coordinator.registry->Status().nodes.at(0).ready)
+      before += std::format("{}:{} ", row.layer, row.experts);
     EXPECT_TRUE(worker.Stop());
   }
   EXPECT_TRUE(coordinator.registry->Status().nodes.empty()) << "it has said goodbye";
@@ -257,8 +264,10 @@ TEST_F(WorkerTest, ARestartDownloadsNothingAndAsksForTheSameSlices) {
   ASSERT_TRUE(Soon([&] { return again.progress().state == "ready" && again.progress().slices_ready > 0; }));
   EXPECT_EQ(again.progress().downloaded_bytes, 0u);
   std::string after;
-  ASSERT_TRUE(Soon([&] { return coordinator.registry->Status().nodes.at(0).slices_ready == again.progress().slices_ready; }));
-  for (const LayerHoldings& row : coordinator.registry->Status().nodes.at(0).ready) after += std::format("{}:{} ", row.layer, row.experts);
+  ASSERT_TRUE(
+      Soon([&] { return coordinator.registry->Status().nodes.at(0).slices_ready == again.progress().slices_ready; }));
+  for (const LayerHoldings& row : coordinator.registry->Status().nodes.at(0).ready)
+    after += std::format("{}:{} ", row.layer, row.experts);
   EXPECT_EQ(after, before);
 }
 
@@ -292,7 +301,8 @@ TEST_F(WorkerTest, WaitsForACoordinatorThatIsNotThereYet) {
 }
 
 TEST_F(WorkerTest, AWrongTokenEndsIt) {
-  RunningWorker worker(coordinator, cache.path(), 1 << 30, [](WorkerOptions& options) { options.coordinator.token = "wrong"; });
+  RunningWorker worker(coordinator, cache.path(), 1 << 30,
+                       [](WorkerOptions& options) { options.coordinator.token = "wrong"; });
   const auto outcome = worker.End();
   ASSERT_FALSE(outcome);
   EXPECT_THAT(outcome.error().text, HasSubstr("the coordinator refused the token"));
