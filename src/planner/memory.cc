@@ -24,14 +24,19 @@ std::uint64_t BatchBytes(const RunOptions& options, std::uint64_t n) {
 }
 
 // The attention masks: two bytes for every pair of a batch's token and a cell, once for each kind of cache.
-std::uint64_t MaskBytes(const ModelSizes& sizes, const RunOptions& options) {
+struct Masks {
   std::uint64_t full = 0, sliding = 0;
+};
+Masks MaskBytes(const ModelSizes& sizes, const RunOptions& options) {
+  Masks masks;
   for (const LayerSizes& layer : sizes.layers) {
     if (layer.k_elements == 0) continue;
-    (layer.sliding ? sliding : full) = 2 * LayerCells(sizes, layer, options) * options.n_batch;
+    (layer.sliding ? masks.sliding : masks.full) = 2 * LayerCells(sizes, layer, options) * options.n_batch;
   }
-  return full + sliding;
+  return masks;
 }
+
+constexpr std::uint64_t kSmallInputs = 1ull << 20;  // positions, ids, padding between tensors
 
 }  // namespace
 
@@ -96,7 +101,10 @@ std::uint64_t KvBytesPerToken(const ModelSizes& sizes, KvType type) {
 std::uint64_t ComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output, bool copies_experts) {
   // Six rows of activations live at once (input, residual, norms, views of them), and the largest of what comes on top:
   // a layer's gate, up and their product, with a copy of the largest tensor they come from; queries and attention's result; the logits.
-  std::uint64_t largest = has_output ? BatchBytes(options, sizes.n_vocab) : 0;
+  // Logits that fit where a mask was take its place: attention is over by then.
+  const Masks masks = MaskBytes(sizes, options);
+  const std::uint64_t logits = has_output ? BatchBytes(options, sizes.n_vocab) : 0;
+  std::uint64_t largest = logits > std::max(masks.full, masks.sliding) ? logits : 0;
   for (const LayerSizes& layer : sizes.layers) {
     largest = std::max(largest, BatchBytes(options, 3ull * layer.n_ff_exp * layer.n_used) +
                                     (copies_experts ? layer.largest_expert_tensor_bytes : 0));
@@ -104,11 +112,13 @@ std::uint64_t ComputeBytes(const ModelSizes& sizes, const RunOptions& options, b
       largest = std::max(largest, BatchBytes(options, 2ull * sizes.n_head * layer.k_elements));
     }
   }
-  return MaskBytes(sizes, options) + BatchBytes(options, 6ull * sizes.n_embd) + largest;
+  return masks.full + masks.sliding + BatchBytes(options, 6ull * sizes.n_embd) + largest + kSmallInputs;
 }
 
 std::uint64_t HostBufferBytes(const ModelSizes& sizes, const RunOptions& options) {
-  return MaskBytes(sizes, options) + BatchBytes(options, 2ull * sizes.n_embd) + 4ull * sizes.n_vocab * options.n_parallel;
+  const Masks masks = MaskBytes(sizes, options);
+  return masks.full + masks.sliding + BatchBytes(options, 2ull * sizes.n_embd) +
+         4ull * sizes.n_vocab * options.n_parallel;
 }
 
 }  // namespace linkcpp

@@ -39,7 +39,7 @@ def fit(model, *options):
     environment = dict(os.environ)
     environment.pop("GGML_BACKEND_PATH", None)
     environment.pop("GGML_VK_VISIBLE_DEVICES", None)
-    done = subprocess.run(["llama-fit-params", "-fitp", "on", "-m", model, "-v", *options], capture_output=True, text=True,
+    done = subprocess.run(["llama-fit-params", "-fitp", "on", "-m", model, "-v", "--no-repack", *options], capture_output=True, text=True,
                           env=environment)
     log = done.stdout + done.stderr
     if done.returncode != 0:
