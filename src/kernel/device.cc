@@ -130,12 +130,20 @@ GgmlDevice::~GgmlDevice() {
   StopGgmlLog(log_);
 }
 
-ggml_backend_buffer_type_t GgmlDevice::ChooseWeightBuffer(ggml_type type, std::int64_t n_in, std::int64_t n_out) const {
+ggml_backend_buffer_type_t GgmlDevice::ChooseWeightBuffer(ggml_type type, std::int64_t n_in, std::int64_t n_out,
+                                                          std::int64_t n_slots) const {
   constexpr std::int64_t kExperts = 64;
+  // lavapipe binds at most 128 MB: 48 experts of the 122B's down in Q6_K, where a stack may have fewer slots than that.
+  ggml_backend_buffer_type_t chosen = ChooseWeightBufferFor(type, n_in, n_out, kExperts);
+  return chosen != nullptr || n_slots >= kExperts ? chosen : ChooseWeightBufferFor(type, n_in, n_out, n_slots);
+}
+
+ggml_backend_buffer_type_t GgmlDevice::ChooseWeightBufferFor(ggml_type type, std::int64_t n_in, std::int64_t n_out,
+                                                             std::int64_t n_experts) const {
   constexpr std::int64_t kUsed = 8;
   constexpr std::int64_t kTokens = 512;
   const GgmlContext context = NewContext(4);
-  ggml_tensor* weight = ggml_new_tensor_3d(context.get(), type, n_in, n_out, kExperts);
+  ggml_tensor* weight = ggml_new_tensor_3d(context.get(), type, n_in, n_out, n_experts);
   ggml_tensor* rows = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, n_in, kUsed, kTokens);
   ggml_tensor* ids = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, kUsed, kTokens);
   ggml_tensor* product = ggml_mul_mat_id(context.get(), weight, rows, ids);

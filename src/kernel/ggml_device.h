@@ -43,9 +43,10 @@ class GgmlDevice final : public Device {
 
   // The buffer type in which llama.cpp would keep an expert weight on this device: the first of the device's extra
   // types (CPU_REPACK, …) that takes a MUL_MAT_ID with it, else the default one. Asked for a tensor of many experts, as
-  // the host asks, so the answer depends on the type and the two lengths alone. nullptr: the device can not run it at
-  // all.
-  ggml_backend_buffer_type_t ChooseWeightBuffer(ggml_type type, std::int64_t n_in, std::int64_t n_out) const;
+  // the host asks, so the answer depends on the type and the two lengths alone; for n_slots only when that is too large
+  // for every buffer type. nullptr: the device can not run it at all.
+  ggml_backend_buffer_type_t ChooseWeightBuffer(ggml_type type, std::int64_t n_in, std::int64_t n_out,
+                                                std::int64_t n_slots) const;
 
   // Gives the graph's tensors memory. All graphs of the device share one buffer, so only one may be in use at a time:
   // set inputs, Compute, read outputs. Addresses stay good until compute_generation() changes. kLocal: out of memory.
@@ -56,6 +57,9 @@ class GgmlDevice final : public Device {
   Result<void> Compute(ggml_cgraph* graph);
 
  private:
+  ggml_backend_buffer_type_t ChooseWeightBufferFor(ggml_type type, std::int64_t n_in, std::int64_t n_out,
+                                                   std::int64_t n_experts) const;
+
   ggml_backend_dev_t device_;
   ggml_backend_t backend_;
   int n_threads_;

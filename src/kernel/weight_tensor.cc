@@ -44,7 +44,7 @@ Result<WeightTensor> WeightTensor::Create(const ProjectionShape& shape, std::uin
                                           const GgmlDevice& device) {
   RETURN_IF_FAULT(CheckWeightShape(shape));
   const auto type = static_cast<ggml_type>(shape.type);
-  ggml_backend_buffer_type_t buffer_type = device.ChooseWeightBuffer(type, shape.n_in, shape.n_out);
+  ggml_backend_buffer_type_t buffer_type = device.ChooseWeightBuffer(type, shape.n_in, shape.n_out, n_slots);
   if (buffer_type == nullptr) {
     return Fail(FaultCode::kRefused, "device {} can not multiply {} weights of {} x {}", device.info().name,
                 ggml_type_name(type), shape.n_in, shape.n_out);
