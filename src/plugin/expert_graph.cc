@@ -334,8 +334,9 @@ std::vector<SplitStep> PlanSplit(ggml_cgraph* graph, ggml_backend_buffer_type_t 
     std::unordered_map<const ggml_tensor*, int> readers;
     std::unordered_set<const ggml_tensor*> wanted = reader.cut;
     const auto is_pair = [&](const ggml_tensor* t) { return !plain.contains(t) && reader.Classify(t).has_value(); };
-    for (int i = 0; i < n_nodes; ++i) {
+    for (int i = n_nodes - 1; i >= 0; --i) {  // readers before what they read
       const ggml_tensor* node = ggml_graph_node(graph, i);
+      if (IsScaleTable(node, ours) && !wanted.contains(node)) continue;
       if (IsViewOp(node) && is_pair(node)) {
         ++readers[node->src[0]];
         continue;
