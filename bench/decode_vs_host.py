@@ -5,7 +5,7 @@ Both are stock llama-bench runs, interleaved, so that the machine's noise meets 
 The host alone runs with its own defaults. The pair runs with a bounded OpenMP spin (SPIN) on both sides, as
 `linkcpp serve` and the worker set it.
 
-  LINKCPP_BIN=build/release/bin bench/decode_vs_host.py MODEL.gguf [PAIRS=5] [N_TOKENS=32] [SPIN=10000] [PROMPT=0]
+  LINKCPP_BIN=build/release/bin bench/decode_vs_host.py MODEL.gguf [PAIRS=5] [N_TOKENS=32] [SPIN=1000] [PROMPT=0]
 """
 
 import pathlib
@@ -26,7 +26,7 @@ def main():
     model = sys.argv[1]
     n_pairs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     n_tokens = sys.argv[3] if len(sys.argv) > 3 else "32"
-    spin = sys.argv[4] if len(sys.argv) > 4 else "10000"
+    spin = sys.argv[4] if len(sys.argv) > 4 else "1000"
     n_prompt = sys.argv[5] if len(sys.argv) > 5 else "0"
     alone_env = environment()
     del alone_env["GOMP_SPINCOUNT"]

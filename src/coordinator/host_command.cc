@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* kBufferType = "LinkCPP";  // the plug-in's, see docs/plugin.md
 // OpenMP threads of host and worker starve each other on few cores; a short spin was measured best (docs/plugin.md).
-constexpr const char* kSpinCount = "10000";
+constexpr const char* kSpinCount = "1000";
 
 std::optional<std::string_view> Variable(std::span<const std::string> environment, std::string_view name) {
   for (const std::string& entry : environment) {

@@ -83,7 +83,7 @@ TEST(HostCommand, AGpuIsFoundInTheListOfDevices) {
 }
 
 TEST(HostCommand, ThreadsSpinShortlyUnlessTheUserTunesThem) {
-  EXPECT_EQ(MakeHostCommand(Usual(), {}).environment.at("GOMP_SPINCOUNT"), "10000");
+  EXPECT_EQ(MakeHostCommand(Usual(), {}).environment.at("GOMP_SPINCOUNT"), "1000");
   for (const char* mine : {"OMP_NUM_THREADS=4", "GOMP_SPINCOUNT=7", "OMP_WAIT_POLICY=active"}) {
     EXPECT_FALSE(MakeHostCommand(Usual(), std::vector<std::string>{mine}).environment.contains("GOMP_SPINCOUNT"));
   }

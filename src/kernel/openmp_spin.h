@@ -8,7 +8,7 @@
 
 namespace linkcpp {
 
-inline constexpr int kDefaultSpinCount = 10000;
+inline constexpr int kDefaultSpinCount = 1000;
 
 enum class SpinLimit {
   kAsIs,     // the environment has GOMP_SPINCOUNT or OMP_WAIT_POLICY, or count is negative: that stands

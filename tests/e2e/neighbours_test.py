@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The plug-in beside others: parallel requests, several backbones on one swarm, an unmapped file, a GPU backbone.
+"""The plug-in beside others: parallel requests, several backbones on one swarm, TLS, an unmapped file, a GPU backbone.
 
 The GPU is Mesa's software Vulkan device (lavapipe), so -ngl 99 runs everywhere.
 """
@@ -51,6 +51,22 @@ class Neighbours(unittest.TestCase):
                 list(pool.map(lambda i: logits(AUSTEN, self.folder / f"{i}.bin", swarm.host_env(), 32, 32), range(2)))
         for i in range(2):
             self.assertEqual((self.folder / f"{i}.bin").read_bytes(), (self.folder / "alone.bin").read_bytes())
+
+    def test_off_loopback_everything_is_tls(self):
+        logits(AUSTEN, self.folder / "alone.bin", environment(), 32, 8)
+        with Swarm(AUSTEN, listen="0.0.0.0") as swarm:
+            self.assertRegex(swarm.url, "^https://127.0.0.1:[0-9]+#sha256=[0-9a-f]{64}$")
+            good = swarm.url
+            digit = "0" if good[-1] != "0" else "1"
+            swarm.url = good[:-1] + digit
+            stranger = swarm.add_worker("--memory", "64M")
+            self.assertEqual(stranger.popen.wait(30), 1)
+            self.assertIn("certificate", stranger.text())
+            swarm.url = good
+            swarm.add_worker("--memory", "64M")
+            swarm.wait_covered()
+            logits(AUSTEN, self.folder / "ours.bin", swarm.host_env(LINKCPP_DATA_LISTEN="0.0.0.0:0"), 32, 8)
+        self.assertEqual((self.folder / "ours.bin").read_bytes(), (self.folder / "alone.bin").read_bytes())
 
     def test_a_host_that_does_not_map_the_file(self):
         prompt = ["-m", AUSTEN, "-p", "In the beginning", "-n", "24", "--temp", "0", "-no-cnv", "--no-warmup", "--no-perf", "-t", "2"]
