@@ -232,12 +232,12 @@ void RestartWithBoundedSpin() {
 }
 
 int RunWorkerProgram(const Arguments& arguments) {
+  RestartWithBoundedSpin();
   const auto options = ToOptions(arguments);
   if (!options) {
     ShowFault(options.error(), arguments.json);
     return 2;
   }
-  RestartWithBoundedSpin();
   // The bar and the log share a terminal: only what needs a person's eye goes to the log then.
   const bool bar = !arguments.json && ::isatty(STDOUT_FILENO) == 1;
   const auto log = MakeStderrLog("worker", bar ? LogLevel::kError : LogLevel::kInfo);

@@ -63,6 +63,12 @@ bool File::TryLock() const {
   return ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
 }
 
+bool File::IsAt(const std::string& path) const {
+  struct stat ours{}, there{};
+  return ::fstat(fd_, &ours) == 0 && ::stat(path.c_str(), &there) == 0 && ours.st_ino == there.st_ino &&
+         ours.st_dev == there.st_dev;
+}
+
 Result<void> File::Close() {
   if (::close(std::exchange(fd_, -1)) != 0)
     return Fail(FaultCode::kLocal, "cannot finish {}: {}", path_, DiskReason(errno));

@@ -271,11 +271,14 @@ Result<bool> Loader::LoadFromCache(const CatalogLayer& layer, std::uint16_t expe
 }
 
 Result<void> Loader::FetchAndLoad(const LayerPlan& plan, const Catalog& catalog, std::vector<std::uint16_t> missing) {
-  const std::size_t per_batch = std::max<std::uint64_t>(1, options_.batch_bytes / plan.layer->slice_bytes);
   Result<void> outcome;
   std::set<std::uint16_t> tried_twice;
   while (!missing.empty()) {
     if (Interrupted()) return {};
+    // Smaller ones where the disk is nearly full: a download needs its size twice for a moment.
+    const std::uint64_t free = FreeDiskBytes(cache_.dir());
+    const std::uint64_t batch_limit = free == 0 ? options_.batch_bytes : std::min(options_.batch_bytes, free / 4);
+    const std::size_t per_batch = std::max<std::uint64_t>(1, batch_limit / plan.layer->slice_bytes);
     ShardBatch batch{
         .model_name = catalog.model_name(), .model_id = catalog.model_id(), .layer = plan.layer, .experts = {}};
     batch.experts.assign(missing.begin(),

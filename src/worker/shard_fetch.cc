@@ -4,30 +4,49 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 
 #include "gguf/model.h"
 #include "gguf/shard.h"
 #include "wire/control.h"
+#include "worker/byte_size.h"
 #include "worker/control_session.h"
 #include "worker/file.h"
 
 namespace linkcpp {
 namespace {
 
+std::string PartName(const ShardBatch& batch) {
+  const std::string what =
+      std::format("{} {} {}", batch.model_id, batch.layer->layer.value, FormatRanges(batch.experts));
+  return HashOf(what).Hex().substr(0, 24);
+}
+
+// Broken downloads that nobody is at: they can be had again, the space can not.
+void RemoveAbandonedParts(const SlabCache& cache, const std::string& but) {
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator it(cache.downloads_dir(), ignored), end; !ignored && it != end;
+       it.increment(ignored)) {
+    const std::string path = it->path().string();
+    if (!path.ends_with(".part") || it->path().filename().string().starts_with(but)) continue;
+    if (const auto file = File::Open(path, O_RDWR); !file || !file->TryLock()) continue;
+    ::unlink((path + ".etag").c_str());
+    ::unlink(path.c_str());
+  }
+}
+
 // The shard on disk while it arrives. The file is locked while we write; when another process has it, ours gets a
 // name of its own (downloaded twice, never mixed).
 class PartFile {
  public:
   static Result<PartFile> Open(const SlabCache& cache, const ShardBatch& batch) {
-    const std::string name =
-        HashOf(std::format("{} {} {}", batch.model_id, batch.layer->layer.value, FormatRanges(batch.experts)))
-            .Hex()
-            .substr(0, 24);
+    const std::string name = PartName(batch);
     std::string path = cache.downloads_dir() + "/" + name + ".part";
     ASSIGN_OR_RETURN(File file, File::Open(path, O_RDWR | O_CREAT));
-    if (!file.TryLock()) {
+    // Between our opening and locking it, its owner may have finished and deleted it.
+    if (!file.TryLock() || !file.IsAt(path)) {
       static std::atomic<std::uint64_t> counter{0};
       path = std::format("{}/{}.{}.{}.part", cache.downloads_dir(), name, ::getpid(), counter++);
       auto own = File::Open(path, O_RDWR | O_CREAT | O_EXCL);
@@ -38,6 +57,7 @@ class PartFile {
     PartFile part(std::move(file), std::move(path));
     ASSIGN_OR_RETURN(part.size_, part.file_.Size());
     std::ifstream(part.path_ + ".etag") >> part.etag_;
+    if (part.etag_.empty()) RETURN_IF_FAULT(part.Restart());  // nobody could say what it is the beginning of
     return part;
   }
 
@@ -172,10 +192,17 @@ Result<FetchOutcome> FetchShard(HttpClient& http, const ShardBatch& batch, const
                                 const std::function<bool(std::uint64_t)>& on_bytes) {
   const std::uint64_t bytes = batch.layer->slice_bytes * batch.experts.size();
   // The part file and the slabs taken from it are there at the same time, for the last batch.
-  if (const std::uint64_t free = FreeDiskBytes(cache.dir()); free != 0 && free < 2 * bytes) {
-    return Fail(FaultCode::kLocal,
-                "{} has {} MB free, the next download needs {}: free some space, or choose another folder with --cache",
-                cache.dir(), free >> 20, (2 * bytes >> 20) + 1);
+  std::uint64_t free = FreeDiskBytes(cache.dir());
+  if (free != 0 && free < 2 * bytes) {
+    RemoveAbandonedParts(cache, PartName(batch));
+    free = FreeDiskBytes(cache.dir());
+  }
+  if (free != 0 && free < 2 * bytes) {
+    return Fail(
+        FaultCode::kLocal,
+        "the disk is full: {} has {} free, the next download needs {}: free some space, or choose another folder "
+        "with --cache",
+        cache.dir(), FormatByteSize(free), FormatByteSize(2 * bytes));
   }
   ASSIGN_OR_RETURN(PartFile part, PartFile::Open(cache, batch));
   if (auto done = Download(http, batch, part, on_bytes); !done) {

@@ -146,7 +146,7 @@ void WorkerImpl::Follow(const ControlFault& fault, std::string_view doing) {
       log_.Warning("{}: {}; joining again", doing, fault.text);
       rejoin_ = true;
       break;
-    case ControlState::kFatal: Fatal(std::format("{}: {}", doing, fault.text)); return;
+    case ControlState::kFatal: Fatal(fault.text); return;
     case ControlState::kAway: {
       const bool was_away = away_.exchange(true);
       if (!was_away) log_.Warning("the coordinator does not answer ({}): {}; trying again", doing, fault.text);
@@ -237,7 +237,9 @@ bool WorkerImpl::TryJoin() {
 std::string WorkerImpl::State() {
   if (away_) return "reconnecting";
   if (rejoin_) return "joining";
-  return loader_.status().settled ? "ready" : "downloading";
+  const auto loading = loader_.status();
+  if (!loading.settled && loading.slices_wanted == 0) return "joining";  // no orders yet
+  return loading.settled ? "ready" : "downloading";
 }
 
 void WorkerImpl::SendReport(const std::string& state) {
@@ -332,7 +334,7 @@ Result<void> WorkerImpl::Run() {
     wake_.Wait(kTick);
   }
   wake_.Stop();
-  ShowProgress("leaving");
+  if (outcome) ShowProgress("leaving");
   Leave();
   poll.join();
   loader.join();
