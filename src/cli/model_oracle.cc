@@ -140,6 +140,12 @@ Result<Router> LoadRouter(const ModelFile& model, const LayerPlan& plan) {
     return Fail(FaultCode::kRefused, "{} chooses among {} experts, the layer has {}", name, router.n_experts,
                 plan.layer->n_experts);
   }
+  if (router.n_in != plan.n_in) {
+    return Fail(FaultCode::kRefused,
+                "layer {} is a latent MoE: its router takes rows of {}, its experts rows of {} that the model makes in "
+                "between; only verify expert can check its experts",
+                layer, router.n_in, plan.n_in);
+  }
   ASSIGN_OR_RETURN(router.weights, ReadFloats(model, *weights));
   if (const TensorInfo* bias = model.FindTensor(LayerTensor(plan, "ffn_gate_inp.bias"))) {
     ASSIGN_OR_RETURN(router.bias, ReadFloats(model, *bias));
