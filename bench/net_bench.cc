@@ -1,4 +1,5 @@
-// How much does a link cost over a bare socket? One frame there and back on loopback, as one MoE layer of a decode step.
+// How much does a link cost over a bare socket? One frame there and back on loopback, as one MoE layer of a decode
+// step.
 //
 // Four ways, interleaved, so that a busy machine disturbs all alike:
 //   bare      two threads, blocking sockets, one send and one full recv each way: the limit
@@ -77,7 +78,8 @@ class BareEcho {
     close(far_);
   }
   void Round() {
-    if (send(near_, bytes_.data(), bytes_.size(), MSG_NOSIGNAL) < 0 || !RecvAll(near_, bytes_.data(), bytes_.size())) std::abort();
+    if (send(near_, bytes_.data(), bytes_.size(), MSG_NOSIGNAL) < 0 || !RecvAll(near_, bytes_.data(), bytes_.size()))
+      std::abort();
   }
 
  private:
@@ -95,7 +97,8 @@ class LinkEcho {
                                   [&](std::unique_ptr<Link> link) { accepted.set_value(std::move(link)); });
     near_ = *near_net_->Dial(listener_->address(), certificate.fingerprint, std::chrono::seconds(5));
     far_ = accepted.get_future().get();
-    far_->Start({.on_frame = [this](const FrameView& frame) { return Send(*far_, frame.header, frame.payload); }, .on_close = {}});
+    far_->Start({.on_frame = [this](const FrameView& frame) { return Send(*far_, frame.header, frame.payload); },
+                 .on_close = {}});
     near_->Start({.on_frame = [this](const FrameView&) { return on_answer_(); }, .on_close = {}});
   }
 
@@ -181,8 +184,8 @@ void Compare(std::size_t size, int n_turns, int n_rounds) {
   std::println("{} bytes there and back, {} rounds each, microseconds:", size, n_turns * n_rounds);
   for (const std::string_view name : {"bare", "link", "waiting", "tls"}) {
     const double median = Quantile(took[name], 0.5);
-    std::println("  {:8} median {:7.1f}  p10 {:7.1f}  p90 {:7.1f}   {:.2f} x bare", name, median, Quantile(took[name], 0.1),
-                 Quantile(took[name], 0.9), median / limit);
+    std::println("  {:8} median {:7.1f}  p10 {:7.1f}  p90 {:7.1f}   {:.2f} x bare", name, median,
+                 Quantile(took[name], 0.1), Quantile(took[name], 0.9), median / limit);
   }
 }
 
@@ -192,9 +195,12 @@ void Compare(std::size_t size, int n_turns, int n_rounds) {
 int main(int argc, char** argv) {
   const bool smoke = argc > 1 && std::string_view(argv[1]) == "--smoke";
   if (argc > 1 && !smoke) {
-    std::println("usage: net_bench [--smoke]\nRound trips of a frame on loopback: bare socket, link, link with a waiting thread, TLS.");
+    std::println(
+        "usage: net_bench [--smoke]\nRound trips of a frame on loopback: bare socket, link, link with a waiting "
+        "thread, TLS.");
     return std::string_view(argv[1]) == "--help" ? 0 : 2;
   }
-  for (const std::size_t size : {std::size_t{12} << 10, std::size_t{96} << 10}) linkcpp::Compare(size, smoke ? 2 : 40, smoke ? 20 : 100);
+  for (const std::size_t size : {std::size_t{12} << 10, std::size_t{96} << 10})
+    linkcpp::Compare(size, smoke ? 2 : 40, smoke ? 20 : 100);
   return 0;
 }

@@ -26,7 +26,8 @@ bool IsHostName(std::string_view host) {
 
 Result<HostPort> ParseHostPort(std::string_view text) {
   const auto wrong = [&](std::string_view why) {
-    return Fail(FaultCode::kLocal, "'{}' is not host:port ({}): write 127.0.0.1:8090, [::1]:8090 or name:8090", text, why);
+    return Fail(FaultCode::kLocal, "'{}' is not host:port ({}): write 127.0.0.1:8090, [::1]:8090 or name:8090", text,
+                why);
   };
   std::string_view host;
   std::string_view port_text;
@@ -46,7 +47,8 @@ Result<HostPort> ParseHostPort(std::string_view text) {
   }
   unsigned port = 0;
   const auto [end, error] = std::from_chars(port_text.data(), port_text.data() + port_text.size(), port);
-  if (error != std::errc() || end != port_text.data() + port_text.size() || port > 65535) return wrong("the port is not 0 to 65535");
+  if (error != std::errc() || end != port_text.data() + port_text.size() || port > 65535)
+    return wrong("the port is not 0 to 65535");
   return HostPort{std::string(host), static_cast<std::uint16_t>(port)};
 }
 

@@ -45,30 +45,38 @@ bool SetRandomSerial(X509* x509) {
   if (RAND_bytes(bytes.data(), static_cast<int>(bytes.size())) != 1) return false;
   bytes[0] &= 0x7f;
   bytes[0] |= 0x40;
-  const std::unique_ptr<BIGNUM, decltype(&BN_free)> number(BN_bin2bn(bytes.data(), static_cast<int>(bytes.size()), nullptr), BN_free);
+  const std::unique_ptr<BIGNUM, decltype(&BN_free)> number(
+      BN_bin2bn(bytes.data(), static_cast<int>(bytes.size()), nullptr), BN_free);
   return number && BN_to_ASN1_INTEGER(number.get(), X509_get_serialNumber(x509)) != nullptr;
 }
 
 // One file holds the key and the certificate, so that there is never one without the other.
 Result<Certificate> Load(const std::filesystem::path& path) {
-  struct stat info {};
+  struct stat info{};
   if (stat(path.c_str(), &info) != 0) return Fail(FaultCode::kLocal, "{}: {}", path.string(), std::strerror(errno));
   if ((info.st_mode & 077) != 0) {
-    return Fail(FaultCode::kLocal, "{} holds a private key and others may read it (mode {:o}): chmod 600 it, or delete it to get a new one",
-                path.string(), info.st_mode & 0777);
+    return Fail(
+        FaultCode::kLocal,
+        "{} holds a private key and others may read it (mode {:o}): chmod 600 it, or delete it to get a new one",
+        path.string(), info.st_mode & 0777);
   }
   std::ifstream in(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   const std::size_t split = text.find("-----BEGIN CERTIFICATE-----");
-  if (split == std::string::npos) return Fail(FaultCode::kLocal, "{} holds no certificate: delete it to get a new one", path.string());
+  if (split == std::string::npos)
+    return Fail(FaultCode::kLocal, "{} holds no certificate: delete it to get a new one", path.string());
   Certificate certificate{text.substr(split), text.substr(0, split), ""};
 
-  const BioPtr bio(BIO_new_mem_buf(certificate.certificate_pem.data(), static_cast<int>(certificate.certificate_pem.size())), BIO_free);
+  const BioPtr bio(
+      BIO_new_mem_buf(certificate.certificate_pem.data(), static_cast<int>(certificate.certificate_pem.size())),
+      BIO_free);
   const X509Ptr x509(PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr), X509_free);
   certificate.fingerprint = FingerprintOf(x509.get());
   if (const auto server = TlsServer::Create(certificate); !server || certificate.fingerprint.empty()) {
-    return Fail(FaultCode::kLocal, "{} is damaged: delete it to get a new certificate (its fingerprint, and so the join lines, will change)",
-                path.string());
+    return Fail(
+        FaultCode::kLocal,
+        "{} is damaged: delete it to get a new certificate (its fingerprint, and so the join lines, will change)",
+        path.string());
   }
   return certificate;
 }
@@ -109,14 +117,14 @@ Result<Certificate> MakeCertificate(const std::string& common_name) {
   if (!key || !x509) return NoCertificate();
   X509_NAME* name = X509_get_subject_name(x509.get());
   std::string label = common_name.empty() ? "linkcpp" : common_name.substr(0, 64);  // the field's limit
-  for (char& c : label) c = c >= ' ' && c <= '~' ? c : '?';                           // for people only: peers pin the hash
+  for (char& c : label) c = c >= ' ' && c <= '~' ? c : '?';  // for people only: peers pin the hash
   const auto* text = reinterpret_cast<const unsigned char*>(label.data());
   if (X509_set_version(x509.get(), X509_VERSION_3) != 1 || !SetRandomSerial(x509.get()) ||
       X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, text, static_cast<int>(label.size()), -1, 0) != 1 ||
       X509_set_issuer_name(x509.get(), name) != 1 ||
       X509_gmtime_adj(X509_getm_notBefore(x509.get()), -kDay) == nullptr ||  // peers' clocks may be late
-      X509_gmtime_adj(X509_getm_notAfter(x509.get()), kTenYears) == nullptr || X509_set_pubkey(x509.get(), key.get()) != 1 ||
-      X509_sign(x509.get(), key.get(), EVP_sha256()) == 0) {
+      X509_gmtime_adj(X509_getm_notAfter(x509.get()), kTenYears) == nullptr ||
+      X509_set_pubkey(x509.get(), key.get()) != 1 || X509_sign(x509.get(), key.get(), EVP_sha256()) == 0) {
     return NoCertificate();
   }
   const BioPtr certificate_bio(BIO_new(BIO_s_mem()), BIO_free);

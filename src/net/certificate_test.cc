@@ -14,7 +14,8 @@ namespace {
 using testing::HasSubstr;
 
 struct CertificateTest : testing::Test {
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("linkcpp_certificate_" + std::to_string(getpid()));
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("linkcpp_certificate_" + std::to_string(getpid()));
   ~CertificateTest() override { std::filesystem::remove_all(folder); }
 };
 
@@ -22,7 +23,7 @@ TEST_F(CertificateTest, IsMadeOnceAndKept) {
   const auto first = LoadOrMakeCertificate((folder / "deeper").string(), "host");
   ASSERT_TRUE(first.has_value()) << first.error().text;
   EXPECT_EQ(first->fingerprint.size(), 64u);
-  struct stat info {};
+  struct stat info{};
   ASSERT_EQ(stat((folder / "deeper" / "tls.pem").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   const auto second = LoadOrMakeCertificate((folder / "deeper").string(), "another name");
@@ -69,15 +70,17 @@ TEST(Address, HostPort) {
   EXPECT_EQ(parsed("127.0.0.1:80"), "127.0.0.1|80");
   EXPECT_EQ(parsed("[::1]:65535"), "::1|65535");
   EXPECT_EQ(parsed("my-host.local:0"), "my-host.local|0");
-  for (const char* text : {"", ":", ":80", "host", "host:", "host:65536", "host:-1", "host:8x", "host: 80", "::1:80", "[::1]", "[::1]80",
-                           "[zz]:80", "a b:80", "http://host:80", "host:99999999999999999999"}) {
+  for (const char* text : {"", ":", ":80", "host", "host:", "host:65536", "host:-1", "host:8x", "host: 80", "::1:80",
+                           "[::1]", "[::1]80", "[zz]:80", "a b:80", "http://host:80", "host:99999999999999999999"}) {
     EXPECT_EQ(parsed(text), "fault") << text;
   }
 }
 
 TEST(Address, Loopback) {
-  for (const char* host : {"localhost", "127.0.0.1", "127.9.9.9", "::1", "[::1]", "::ffff:127.0.0.1"}) EXPECT_TRUE(IsLoopback(host)) << host;
-  for (const char* host : {"", "0.0.0.0", "128.0.0.1", "::", "::2", "::ffff:10.0.0.1", "localhost.example.org", "127.0.0.1.example.org"}) {
+  for (const char* host : {"localhost", "127.0.0.1", "127.9.9.9", "::1", "[::1]", "::ffff:127.0.0.1"})
+    EXPECT_TRUE(IsLoopback(host)) << host;
+  for (const char* host :
+       {"", "0.0.0.0", "128.0.0.1", "::", "::2", "::ffff:10.0.0.1", "localhost.example.org", "127.0.0.1.example.org"}) {
     EXPECT_FALSE(IsLoopback(host)) << host;
   }
 }

@@ -71,7 +71,8 @@ class HttplibClient final : public HttpClient {
         seen_fingerprint_ = FingerprintOf(certificate);
         X509_free(certificate);
         const bool right = !seen_fingerprint_.empty() && seen_fingerprint_ == endpoint_.fingerprint;
-        return right ? httplib::SSLVerifierResponse::CertificateAccepted : httplib::SSLVerifierResponse::CertificateRejected;
+        return right ? httplib::SSLVerifierResponse::CertificateAccepted
+                     : httplib::SSLVerifierResponse::CertificateRejected;
       });
     }
     // Called with the request's socket open and known to stop(): a Stop that came before is seen here, one that comes
@@ -99,13 +100,14 @@ class HttplibClient final : public HttpClient {
     client_.set_payload_max_length(kMaxReplyBytes);
     auto reply = Perform(request);
     if (reply && (reply->status == 401 || reply->status == 403)) {
-      return Fail(FaultCode::kRefused, "{} refused {} {} ({}): {}", endpoint_.url, method, path, reply->status, Reason(reply->body));
+      return Fail(FaultCode::kRefused, "{} refused {} {} ({}): {}", endpoint_.url, method, path, reply->status,
+                  Reason(reply->body));
     }
     return reply;
   }
 
-  Result<HttpReply> Download(const std::string& path, std::uint64_t offset, const std::string& etag, const OnStatus& on_status,
-                             const OnBytes& on_bytes) override {
+  Result<HttpReply> Download(const std::string& path, std::uint64_t offset, const std::string& etag,
+                             const OnStatus& on_status, const OnBytes& on_bytes) override {
     httplib::Request request;
     request.method = "GET";
     request.path = path;
@@ -119,7 +121,8 @@ class HttplibClient final : public HttpClient {
     request.response_handler = [&](const httplib::Response& response) {
       has_bytes = response.status == 200 || response.status == 206;
       if (!has_bytes || !on_status) return true;
-      return on_status({response.status, "", response.get_header_value("ETag")}, response.get_header_value_u64("Content-Length"));
+      return on_status({response.status, "", response.get_header_value("ETag")},
+                       response.get_header_value_u64("Content-Length"));
     };
     request.content_receiver = [&](const char* data, std::size_t size, std::size_t, std::size_t) {
       if (stopped_) return false;
@@ -136,7 +139,8 @@ class HttplibClient final : public HttpClient {
     if (!reply) return reply;
     reply->body = std::move(error_body);
     if (reply->status == 401 || reply->status == 403) {
-      return Fail(FaultCode::kRefused, "{} refused GET {} ({}): {}", endpoint_.url, path, reply->status, Reason(reply->body));
+      return Fail(FaultCode::kRefused, "{} refused GET {} ({}): {}", endpoint_.url, path, reply->status,
+                  Reason(reply->body));
     }
     return reply;
   }
@@ -152,9 +156,11 @@ class HttplibClient final : public HttpClient {
 
  private:
   // All of it as microseconds, none as seconds: given whole seconds, cpp-httplib 0.41 resolves names with getaddrinfo_a
-  // and leaves its request behind on the stack when that is late, for glibc's resolver thread to write to. Given none it
-  // calls getaddrinfo, which may take longer than `time` but corrupts nothing. Connecting and TLS add both parts up.
-  void SetConnectTime(std::chrono::milliseconds time) { client_.set_connection_timeout(0, std::chrono::microseconds(time).count()); }
+  // and leaves its request behind on the stack when that is late, for glibc's resolver thread to write to. Given none
+  // it calls getaddrinfo, which may take longer than `time` but corrupts nothing. Connecting and TLS add both parts up.
+  void SetConnectTime(std::chrono::milliseconds time) {
+    client_.set_connection_timeout(0, std::chrono::microseconds(time).count());
+  }
 
   static std::string Reason(const std::string& body) {
     const std::string message = ErrorMessage(body);
@@ -184,14 +190,20 @@ class HttplibClient final : public HttpClient {
     const bool wrong_certificate =
         error == httplib::Error::SSLServerVerification || error == httplib::Error::SSLServerHostnameVerification;
     if (wrong_certificate && !endpoint_.fingerprint.empty()) {
-      return Fail(FaultCode::kRefused, "{} has certificate {}, not {}: it is another machine, or has made itself a new certificate (get a new join line)",
+      return Fail(FaultCode::kRefused,
+                  "{} has certificate {}, not {}: it is another machine, or has made itself a new certificate (get a "
+                  "new join line)",
                   endpoint_.url, seen_fingerprint_, endpoint_.fingerprint);
     }
     if (wrong_certificate || error == httplib::Error::SSLLoadingCerts) {
-      return Fail(FaultCode::kRefused, "{}: the certificate is not one that this system trusts; use the join line with #sha256=…", endpoint_.url);
+      return Fail(FaultCode::kRefused,
+                  "{}: the certificate is not one that this system trusts; use the join line with #sha256=…",
+                  endpoint_.url);
     }
-    if (error == httplib::Error::Canceled) return Fail(FaultCode::kGone, "{} {}{}: stopped by the receiver", request.method, endpoint_.url, request.path);
-    return Fail(FaultCode::kGone, "{} {}{}: {}", request.method, endpoint_.url, request.path, httplib::to_string(error));
+    if (error == httplib::Error::Canceled)
+      return Fail(FaultCode::kGone, "{} {}{}: stopped by the receiver", request.method, endpoint_.url, request.path);
+    return Fail(FaultCode::kGone, "{} {}{}: {}", request.method, endpoint_.url, request.path,
+                httplib::to_string(error));
   }
 
   const HttpEndpoint endpoint_;
@@ -204,7 +216,9 @@ class HttplibClient final : public HttpClient {
 
 Result<HttpEndpoint> ParseEndpoint(const std::string& url, const std::string& token) {
   const auto wrong = [&](std::string_view why) {
-    return Fail(FaultCode::kLocal, "'{}' is no coordinator address ({}): write http://127.0.0.1:8090, or https://host:8090#sha256=… as its join line says",
+    return Fail(FaultCode::kLocal,
+                "'{}' is no coordinator address ({}): write http://127.0.0.1:8090, or https://host:8090#sha256=… as "
+                "its join line says",
                 url, why);
   };
   std::string_view rest = url;
@@ -215,7 +229,8 @@ Result<HttpEndpoint> ParseEndpoint(const std::string& url, const std::string& to
 
   HttpEndpoint endpoint;
   endpoint.token = token;
-  if (!Printable(token)) return Fail(FaultCode::kLocal, "the token has characters that no token has (spaces, line ends?)");
+  if (!Printable(token))
+    return Fail(FaultCode::kLocal, "the token has characters that no token has (spaces, line ends?)");
   if (const std::size_t hash = rest.find('#'); hash != std::string_view::npos) {
     constexpr std::string_view kPin = "sha256=";
     std::string_view pin = rest.substr(hash + 1);
@@ -223,7 +238,8 @@ Result<HttpEndpoint> ParseEndpoint(const std::string& url, const std::string& to
     if (!pin.starts_with(kPin)) return wrong("what follows # is not sha256=…");
     pin.remove_prefix(kPin.size());
     for (const char c : pin) endpoint.fingerprint += static_cast<char>(c >= 'A' && c <= 'F' ? c - 'A' + 'a' : c);
-    const bool hex = std::ranges::all_of(endpoint.fingerprint, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+    const bool hex = std::ranges::all_of(endpoint.fingerprint,
+                                         [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
     if (pin.size() != 64 || !hex) return wrong("the fingerprint is not 64 hex digits: was it cut?");
     if (!secure) return wrong("a fingerprint needs https://");
   }
@@ -238,6 +254,8 @@ Result<HttpEndpoint> ParseEndpoint(const std::string& url, const std::string& to
   return endpoint;
 }
 
-std::unique_ptr<HttpClient> HttpClient::Create(const HttpEndpoint& endpoint) { return std::make_unique<HttplibClient>(endpoint); }
+std::unique_ptr<HttpClient> HttpClient::Create(const HttpEndpoint& endpoint) {
+  return std::make_unique<HttplibClient>(endpoint);
+}
 
 }  // namespace linkcpp

@@ -28,8 +28,13 @@ class Server {
  public:
   explicit Server(const Certificate* certificate = nullptr) {
     if (certificate != nullptr) {
-      const httplib::SSLServer::PemMemory pem{certificate->certificate_pem.data(), certificate->certificate_pem.size(),
-                                              certificate->key_pem.data(), certificate->key_pem.size(), nullptr, 0, nullptr};
+      const httplib::SSLServer::PemMemory pem{certificate->certificate_pem.data(),
+                                              certificate->certificate_pem.size(),
+                                              certificate->key_pem.data(),
+                                              certificate->key_pem.size(),
+                                              nullptr,
+                                              0,
+                                              nullptr};
       server_ = std::make_unique<httplib::SSLServer>(pem);
     } else {
       server_ = std::make_unique<httplib::Server>();
@@ -57,10 +62,11 @@ class Server {
       response.set_content(kBytes, "application/octet-stream");  // httplib answers ranges by itself
     });
     server_->Get("/cut", [](const httplib::Request&, httplib::Response& response) {
-      response.set_content_provider(1'000'000, "application/octet-stream", [](std::size_t offset, std::size_t, httplib::DataSink& sink) {
-        if (offset >= 500'000) return false;
-        return sink.write(kBytes.data(), 100'000);
-      });
+      response.set_content_provider(1'000'000, "application/octet-stream",
+                                    [](std::size_t offset, std::size_t, httplib::DataSink& sink) {
+                                      if (offset >= 500'000) return false;
+                                      return sink.write(kBytes.data(), 100'000);
+                                    });
     });
     port_ = server_->bind_to_any_port("127.0.0.1");
     thread_ = std::thread([this] { server_->listen_after_bind(); });
@@ -150,7 +156,8 @@ TEST(HttpClient, DownloadsWholeAndFromTheMiddle) {
     got.append(data, size);
     return true;
   };
-  const auto whole = client->Download("/bytes", 0, "", [&](const HttpReply&, std::uint64_t length) { return announced = length, true; }, keep);
+  const auto whole = client->Download(
+      "/bytes", 0, "", [&](const HttpReply&, std::uint64_t length) { return announced = length, true; }, keep);
   ASSERT_TRUE(whole.has_value()) << whole.error().text;
   EXPECT_EQ(whole->status, 200);
   EXPECT_EQ(whole->etag, "\"v1\"");
@@ -170,7 +177,8 @@ TEST(HttpClient, TheReceiverMayStopADownload) {
   Server server;
   const auto client = HttpClient::Create(server.endpoint());
   std::size_t n = 0;
-  const auto reply = client->Download("/bytes", 0, "", [&](const char*, std::size_t size) { return (n += size) < 100'000; });
+  const auto reply =
+      client->Download("/bytes", 0, "", [&](const char*, std::size_t size) { return (n += size) < 100'000; });
   ASSERT_FALSE(reply.has_value());
   EXPECT_EQ(reply.error().code, FaultCode::kGone);
   EXPECT_LT(n, kBytes.size());
@@ -242,9 +250,11 @@ TEST(Endpoint, JoinLines) {
   EXPECT_EQ(secure->fingerprint, std::string(64, 'a'));
   EXPECT_EQ(ParseEndpoint("http://host/", "")->url, "http://host:80");
   EXPECT_EQ(ParseEndpoint("https://[::1]", "")->url, "https://[::1]:443");
-  for (const std::string& url : {std::string(""), std::string("host:80"), std::string("ftp://host"), std::string("http://"), "http://host#sha256=" + pin,
-                                "https://host#sha256=" + pin.substr(1), "https://host#md5=" + pin, std::string("http://host/path"),
-                                std::string("http://host:0"), std::string("http://host:99999"), "https://host#sha256=" + std::string(64, 'g')}) {
+  for (const std::string& url :
+       {std::string(""), std::string("host:80"), std::string("ftp://host"), std::string("http://"),
+        "http://host#sha256=" + pin, "https://host#sha256=" + pin.substr(1), "https://host#md5=" + pin,
+        std::string("http://host/path"), std::string("http://host:0"), std::string("http://host:99999"),
+        "https://host#sha256=" + std::string(64, 'g')}) {
     EXPECT_EQ(ParseEndpoint(url, "").has_value(), false) << url;
   }
 }

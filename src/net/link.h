@@ -45,9 +45,9 @@ class Link {
     std::function<void(const Fault& why)> on_close;
   };
 
-  // Closes (what is queued is still sent, in the background) and tells nobody: on_close is for losses that the owner did
-  // not bring about. No handler runs after the destructor returns: it waits for one that is running, so hold no lock
-  // that a handler takes. From inside a handler of this link it does not wait.
+  // Closes (what is queued is still sent, in the background) and tells nobody: on_close is for losses that the owner
+  // did not bring about. No handler runs after the destructor returns: it waits for one that is running, so hold no
+  // lock that a handler takes. From inside a handler of this link it does not wait.
   virtual ~Link() = default;
 
   // Begins reading. Call once.

@@ -23,15 +23,15 @@ struct Pair {
     LinkLimits limits;
     LinkStats stats;
     bool started = false;
-    bool gone = false;           // its Link was destroyed
+    bool gone = false;  // its Link was destroyed
     bool open = true;
-    bool told = false;           // on_close was called
+    bool told = false;  // on_close was called
     Fault why;
   };
   Side sides[2];
   MemNet::Script script;
   FakeClock* clock = nullptr;
-  std::uint64_t n_sent = 0;      // both ways
+  std::uint64_t n_sent = 0;  // both ways
   std::uint64_t n_delivered = 0;
 
   void CloseSide(int side, Fault why) {
@@ -140,15 +140,17 @@ class ScriptedMemNet final : public MemNet {
   Moved Deliver(Pair& pair, int index, const Frame& frame) {
     Pair::Side& side = pair.sides[index];
     if (frame.header.size() > side.limits.max_header_bytes || frame.payload.size() > side.limits.max_payload_bytes) {
-      pair.CloseSide(index, {FaultCode::kMalformed, std::format("a frame of {} header and {} payload bytes is more than is taken",
-                                                                frame.header.size(), frame.payload.size())});
+      pair.CloseSide(
+          index, {FaultCode::kMalformed, std::format("a frame of {} header and {} payload bytes is more than is taken",
+                                                     frame.header.size(), frame.payload.size())});
       return Moved::kOther;
     }
     ++side.stats.frames_received;
     side.stats.bytes_received += frame.header.size() + frame.payload.size();
     const auto on_frame = side.handlers.on_frame;  // a copy: the owner may destroy the link in there
     if (on_frame) {
-      if (const Result<void> result = on_frame({frame.header, frame.payload}); !result) pair.CloseSide(index, result.error());
+      if (const Result<void> result = on_frame({frame.header, frame.payload}); !result)
+        pair.CloseSide(index, result.error());
     }
     if (++pair.n_delivered == pair.script.cut_after) {
       for (int i = 0; i < 2; ++i) {
@@ -165,6 +167,8 @@ class ScriptedMemNet final : public MemNet {
 
 }  // namespace
 
-std::unique_ptr<MemNet> MemNet::Create(FakeClock& clock) { return std::make_unique<ScriptedMemNet>(clock); }
+std::unique_ptr<MemNet> MemNet::Create(FakeClock& clock) {
+  return std::make_unique<ScriptedMemNet>(clock);
+}
 
 }  // namespace linkcpp

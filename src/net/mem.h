@@ -17,9 +17,9 @@ class MemNet {
   virtual ~MemNet() = default;
 
   struct Script {
-    Duration delay{};             // per frame
-    std::uint64_t cut_after = ~std::uint64_t{0};   // frames a -> b or b -> a, then the link closes
-    std::uint64_t drop_every = 0; // 0: none; n: every n-th frame is lost (links over TCP never do that; relays may)
+    Duration delay{};                             // per frame
+    std::uint64_t cut_after = ~std::uint64_t{0};  // frames a -> b or b -> a, then the link closes
+    std::uint64_t drop_every = 0;  // 0: none; n: every n-th frame is lost (links over TCP never do that; relays may)
   };
   virtual std::pair<std::unique_ptr<Link>, std::unique_ptr<Link>> MakePair(Script script) = 0;
 

@@ -41,7 +41,8 @@ class TcpLink final : public Link {
 
 std::string NameOf(const tcp::endpoint& endpoint) {
   const std::string address = endpoint.address().to_string();
-  return endpoint.address().is_v6() ? std::format("[{}]:{}", address, endpoint.port()) : std::format("{}:{}", address, endpoint.port());
+  return endpoint.address().is_v6() ? std::format("[{}]:{}", address, endpoint.port())
+                                    : std::format("{}:{}", address, endpoint.port());
 }
 
 // ---------------------------------------------------------------- listening
@@ -69,7 +70,8 @@ struct Listening {
 };
 
 void Accepted(const std::shared_ptr<Listening>& listening, tcp::socket socket) {
-  if (!listening->tls) return listening->HandOver(TcpConnection::Create(listening->transport, std::move(socket), nullptr));
+  if (!listening->tls)
+    return listening->HandOver(TcpConnection::Create(listening->transport, std::move(socket), nullptr));
   if (listening->n_handshakes >= kMaxHandshakes) return;
   auto session = TlsSession::Server(*listening->tls);
   if (!session) return listening->transport.log.Error("accepting a link: {}", session.error().text);
@@ -121,13 +123,17 @@ class TcpListener final : public TcpNet::Listener {
 
 std::unexpected<Fault> CannotListen(const std::string& address, const asio::error_code& error) {
   if (error == asio::error::address_in_use) {
-    return Fail(FaultCode::kLocal, "{} is in use by another program: stop that one, or choose another port (port 0 takes a free one)", address);
+    return Fail(FaultCode::kLocal,
+                "{} is in use by another program: stop that one, or choose another port (port 0 takes a free one)",
+                address);
   }
   if (error == asio::error::access_denied) {
-    return Fail(FaultCode::kLocal, "may not listen on {}: ports below 1024 need privileges, choose a higher one", address);
+    return Fail(FaultCode::kLocal, "may not listen on {}: ports below 1024 need privileges, choose a higher one",
+                address);
   }
   if (error == asio::error_code(EADDRNOTAVAIL, asio::system_category())) {
-    return Fail(FaultCode::kLocal, "cannot listen on {}: no interface of this machine has that address (0.0.0.0 means all)", address);
+    return Fail(FaultCode::kLocal,
+                "cannot listen on {}: no interface of this machine has that address (0.0.0.0 means all)", address);
   }
   return Fail(FaultCode::kLocal, "cannot listen on {}: {}", address, error.message());
 }
@@ -143,8 +149,9 @@ struct Dialling {
   }
 };
 
-asio::awaitable<void> DialLoop(std::shared_ptr<Dialling> dialling, Transport& transport, HostPort to, std::string address,
-                               std::unique_ptr<TlsSession> tls, steady_clock::time_point deadline) {
+asio::awaitable<void> DialLoop(std::shared_ptr<Dialling> dialling, Transport& transport, HostPort to,
+                               std::string address, std::unique_ptr<TlsSession> tls,
+                               steady_clock::time_point deadline) {
   std::vector<tcp::endpoint> endpoints;
   asio::error_code error;
   if (const auto numeric = asio::ip::make_address(to.host, error); !error) {
@@ -152,7 +159,8 @@ asio::awaitable<void> DialLoop(std::shared_ptr<Dialling> dialling, Transport& tr
   } else {
     tcp::resolver resolver(transport.io);
     auto [failed, found] = co_await resolver.async_resolve(to.host, std::to_string(to.port), kAsTuple);
-    if (failed) co_return dialling->Keep(Fail(FaultCode::kGone, "the name {} does not resolve: {}", to.host, failed.message()));
+    if (failed)
+      co_return dialling->Keep(Fail(FaultCode::kGone, "the name {} does not resolve: {}", to.host, failed.message()));
     for (const auto& entry : found) endpoints.push_back(entry.endpoint());
   }
   std::string reason = "the name has no address";
@@ -167,11 +175,13 @@ asio::awaitable<void> DialLoop(std::shared_ptr<Dialling> dialling, Transport& tr
       continue;
     }
     if (failed) {
-      reason = failed == asio::error::connection_refused ? "connection refused: nothing listens there" : failed.message();
+      reason =
+          failed == asio::error::connection_refused ? "connection refused: nothing listens there" : failed.message();
       continue;
     }
     if (socket.local_endpoint(error) == socket.remote_endpoint(error)) {
-      reason = "connection refused: nothing listens there";  // TCP let us dial ourselves; it may for a local ephemeral port
+      reason =
+          "connection refused: nothing listens there";  // TCP let us dial ourselves; it may for a local ephemeral port
       continue;
     }
     const bool secure = tls != nullptr;
@@ -190,7 +200,8 @@ asio::awaitable<void> DialLoop(std::shared_ptr<Dialling> dialling, Transport& tr
 
 class AsioTcpNet final : public TcpNet {
  public:
-  explicit AsioTcpNet(LogSink& log) : transport_(std::make_shared<Transport>(log)), work_(asio::make_work_guard(transport_->io)) {
+  explicit AsioTcpNet(LogSink& log)
+      : transport_(std::make_shared<Transport>(log)), work_(asio::make_work_guard(transport_->io)) {
     // Signals belong to the host's own threads.
     sigset_t all;
     sigset_t before;
@@ -218,7 +229,8 @@ class AsioTcpNet final : public TcpNet {
     std::promise<void> turned;  // what was posted before has run
     asio::post(transport_->io, [&] { turned.set_value(); });
     turned.get_future().wait();
-    while (transport_->n_closing > 0 && steady_clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (transport_->n_closing > 0 && steady_clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     transport_->io.stop();
     thread_.join();
   }
@@ -234,8 +246,10 @@ class AsioTcpNet final : public TcpNet {
       asio::error_code error;
       tcp::endpoint endpoint(asio::ip::make_address(at.host, error), at.port);
       if (error) {
-        const auto found = tcp::resolver(transport_->io).resolve(at.host, std::to_string(at.port), tcp::resolver::passive, error);
-        if (error || found.empty()) return Fail(FaultCode::kLocal, "cannot listen on {}: the name {} does not resolve", address, at.host);
+        const auto found =
+            tcp::resolver(transport_->io).resolve(at.host, std::to_string(at.port), tcp::resolver::passive, error);
+        if (error || found.empty())
+          return Fail(FaultCode::kLocal, "cannot listen on {}: the name {} does not resolve", address, at.host);
         endpoint = found.begin()->endpoint();
       }
       auto listening = std::make_shared<Listening>(*transport_, std::move(tls), std::move(on_link));
@@ -266,9 +280,10 @@ class AsioTcpNet final : public TcpNet {
       }
       const auto dialling = std::make_shared<Dialling>();
       auto result = dialling->promise.get_future();
-      asio::co_spawn(transport_->io,
-                     DialLoop(dialling, *transport_, std::move(to), address, std::move(tls), steady_clock::now() + timeout),
-                     asio::detached);
+      asio::co_spawn(
+          transport_->io,
+          DialLoop(dialling, *transport_, std::move(to), address, std::move(tls), steady_clock::now() + timeout),
+          asio::detached);
       // A little more than the deadline, so that its own, better reason comes first. Names may take longer to resolve.
       if (result.wait_for(timeout + std::chrono::milliseconds(200)) != std::future_status::ready) {
         return Fail(FaultCode::kGone, "dialling {}: no answer within {} ms", address, timeout.count());
@@ -299,6 +314,8 @@ class AsioTcpNet final : public TcpNet {
 
 }  // namespace
 
-std::unique_ptr<TcpNet> TcpNet::Create(LogSink& log) { return std::make_unique<AsioTcpNet>(log); }
+std::unique_ptr<TcpNet> TcpNet::Create(LogSink& log) {
+  return std::make_unique<AsioTcpNet>(log);
+}
 
 }  // namespace linkcpp

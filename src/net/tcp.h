@@ -30,8 +30,8 @@ struct HostPort {
 Result<HostPort> ParseHostPort(std::string_view text);  // "127.0.0.1:80", "[::1]:80", "host:80"
 bool IsLoopback(std::string_view host);
 
-// The transport's thread. Everything made from it must be destroyed before it. Any thread may call. Its destructor waits
-// up to half a second until peers have heard the last words of links that were closed.
+// The transport's thread. Everything made from it must be destroyed before it. Any thread may call. Its destructor
+// waits up to half a second until peers have heard the last words of links that were closed.
 class TcpNet {
  public:
   static std::unique_ptr<TcpNet> Create(LogSink& log);
@@ -39,7 +39,7 @@ class TcpNet {
 
   class Listener {
    public:
-    virtual ~Listener() = default;  // stops accepting; links already accepted live on
+    virtual ~Listener() = default;            // stops accepting; links already accepted live on
     virtual std::string address() const = 0;  // "127.0.0.1:4711", the real port
   };
 

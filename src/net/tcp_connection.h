@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "net/gate.h"
 #include "net/link.h"
+#include "net/raw_buffer.h"
 #include "net/tls.h"
 
 namespace linkcpp {
@@ -30,24 +31,6 @@ struct Transport {
   std::atomic<int> n_closing = 0;  // connections whose last bytes are still under way
   std::thread::id thread_id;       // set before anything runs
   asio::io_context io{1};          // last: what waits in it refers to the rest
-};
-
-// Memory whose pages stay untouched until bytes arrive, so that a claimed length alone costs nothing.
-class RawBuffer {
- public:
-  RawBuffer() = default;
-  // False: no memory. Contents are lost when it grows.
-  bool Reserve(std::size_t size);
-  void Release() { bytes_.reset(), capacity_ = 0; }
-  std::byte* data() const { return bytes_.get(); }
-  std::size_t capacity() const { return capacity_; }
-
- private:
-  struct Delete {
-    void operator()(std::byte* bytes) const;
-  };
-  std::unique_ptr<std::byte, Delete> bytes_;
-  std::size_t capacity_ = 0;
 };
 
 class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
@@ -109,27 +92,27 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   Gate gate_;
 
   mutable std::mutex mutex_;
-  Socket socket_;                    // closed under mutex_ only
+  Socket socket_;  // closed under mutex_ only
   std::unique_ptr<TlsSession> tls_;
   State state_ = State::kOpen;
-  Fault why_;                        // once not open
-  std::deque<Chunk> queue_;          // bytes as they go on the wire
+  Fault why_;                // once not open
+  std::deque<Chunk> queue_;  // bytes as they go on the wire
   std::size_t queued_bytes_ = 0;
-  bool pumping_ = false;             // the transport's thread will empty the queue
+  bool pumping_ = false;  // the transport's thread will empty the queue
   bool write_broken_ = false;
 
   // Transport's thread.
   Link::Handlers handlers_;
   bool started_ = false;
-  bool told_ = false;                // on_close was called, or nobody is there to hear
+  bool told_ = false;  // on_close was called, or nobody is there to hear
   bool reading_ = false;
-  asio::steady_timer timer_;         // handshake, then flushing, then lingering
+  asio::steady_timer timer_;  // handshake, then flushing, then lingering
   std::function<void(Result<void>)> handshake_done_;
-  RawBuffer received_;               // one recv's worth
-  RawBuffer plain_;                  // TLS only: one decrypted piece
+  RawBuffer received_;  // one recv's worth
+  RawBuffer plain_;     // TLS only: one decrypted piece
   std::array<std::byte, 8> lengths_;
-  std::size_t n_lengths_ = 0;        // bytes of lengths_ that are here
-  RawBuffer frame_;                  // header, padding to 16, payload
+  std::size_t n_lengths_ = 0;                                       // bytes of lengths_ that are here
+  RawBuffer frame_;                                                 // header, padding to 16, payload
   std::size_t header_bytes_ = 0, payload_bytes_ = 0, n_frame_ = 0;  // n_frame_: header and payload bytes that are here
 
   std::atomic<std::uint32_t> max_header_bytes_, max_payload_bytes_;

@@ -142,7 +142,8 @@ TEST_P(TcpTest, APayloadInPiecesArrivesAsOne) {
   ends.far->Start(far.Handlers());
   std::string expected;
   std::vector<std::string> texts;
-  for (int i = 0; i < 300; ++i) texts.push_back(std::string(static_cast<std::size_t>(i) % 7, static_cast<char>('a' + i % 26)));
+  for (int i = 0; i < 300; ++i)
+    texts.push_back(std::string(static_cast<std::size_t>(i) % 7, static_cast<char>('a' + i % 26)));
   std::vector<std::span<const std::byte>> pieces;
   for (const std::string& text : texts) {
     pieces.push_back(BytesOf(text));
@@ -239,8 +240,9 @@ TEST_P(TcpTest, AFaultFromTheHandlerClosesTheLinkWithThatReason) {
   Inbox near;
   Ends ends = Connect();
   ends.near->Start(near.Handlers());
-  ends.far->Start({.on_frame = [](const FrameView&) -> Result<void> { return Fail(FaultCode::kMalformed, "not what I expect"); },
-                   .on_close = [&](const Fault& fault) { why.set_value(fault); }});
+  ends.far->Start(
+      {.on_frame = [](const FrameView&) -> Result<void> { return Fail(FaultCode::kMalformed, "not what I expect"); },
+       .on_close = [&](const Fault& fault) { why.set_value(fault); }});
   ASSERT_TRUE(SendText(*ends.near, "hm").has_value());
   const Fault fault = why.get_future().get();
   EXPECT_EQ(fault.code, FaultCode::kMalformed);

@@ -13,8 +13,12 @@
 
 namespace linkcpp {
 
-inline std::span<const std::byte> BytesOf(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
-inline std::string TextOf(std::span<const std::byte> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+inline std::span<const std::byte> BytesOf(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+inline std::string TextOf(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 inline Result<void> SendText(Link& link, std::string_view header, std::string_view payload = "") {
   const std::array pieces = {BytesOf(payload)};

@@ -42,20 +42,25 @@ Result<std::shared_ptr<TlsServer>> TlsServer::Create(const Certificate& certific
   SSL_CTX_set_num_tickets(context, 0);  // links are long; nobody resumes
 
   const auto memory = [](const std::string& pem) {
-    return std::unique_ptr<BIO, decltype(&BIO_free)>(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
+    return std::unique_ptr<BIO, decltype(&BIO_free)>(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())),
+                                                     BIO_free);
   };
   const auto certificate_bio = memory(certificate.certificate_pem);
   const auto key_bio = memory(certificate.key_pem);
-  const std::unique_ptr<X509, decltype(&X509_free)> x509(PEM_read_bio_X509(certificate_bio.get(), nullptr, nullptr, nullptr), X509_free);
-  const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(PEM_read_bio_PrivateKey(key_bio.get(), nullptr, nullptr, nullptr),
-                                                               EVP_PKEY_free);
-  if (!x509 || !key || SSL_CTX_use_certificate(context, x509.get()) != 1 || SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
+  const std::unique_ptr<X509, decltype(&X509_free)> x509(
+      PEM_read_bio_X509(certificate_bio.get(), nullptr, nullptr, nullptr), X509_free);
+  const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(
+      PEM_read_bio_PrivateKey(key_bio.get(), nullptr, nullptr, nullptr), EVP_PKEY_free);
+  if (!x509 || !key || SSL_CTX_use_certificate(context, x509.get()) != 1 ||
+      SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
     return Fail(FaultCode::kLocal, "the TLS certificate and its key do not fit or do not read: {}", OpenSslError());
   }
   return server;
 }
 
-TlsServer::~TlsServer() { SSL_CTX_free(context_); }
+TlsServer::~TlsServer() {
+  SSL_CTX_free(context_);
+}
 
 struct TlsSession::Pin {
   std::string wanted;
@@ -84,7 +89,8 @@ Result<std::unique_ptr<TlsSession>> TlsSession::Client(const std::string& finger
   session->pin_ = std::make_unique<Pin>();
   for (const char c : fingerprint) session->pin_->wanted += static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
   session->own_context_ = SSL_CTX_new(TLS_client_method());
-  if (session->own_context_ == nullptr) return Fail(FaultCode::kLocal, "OpenSSL makes no TLS context: {}", OpenSslError());
+  if (session->own_context_ == nullptr)
+    return Fail(FaultCode::kLocal, "OpenSSL makes no TLS context: {}", OpenSslError());
   SSL_CTX_set_min_proto_version(session->own_context_, TLS1_3_VERSION);
   SSL_CTX_set_verify(session->own_context_, SSL_VERIFY_PEER, nullptr);
   SSL_CTX_set_cert_verify_callback(session->own_context_, Pin::Check, session->pin_.get());
@@ -112,7 +118,8 @@ Result<bool> TlsSession::Handshake() {
   if (SSL_get_error(ssl_, rc) == SSL_ERROR_WANT_READ) return false;
   if (pin_ && !pin_->seen.empty() && pin_->seen != pin_->wanted) {
     ERR_clear_error();
-    return Fail(FaultCode::kGone, "the peer's certificate is {}, not {}: it is another machine, or has made itself a new certificate",
+    return Fail(FaultCode::kGone,
+                "the peer's certificate is {}, not {}: it is another machine, or has made itself a new certificate",
                 pin_->seen, pin_->wanted);
   }
   return Fail(FaultCode::kGone, "TLS handshake failed: {}", OpenSslError());
@@ -153,6 +160,8 @@ std::span<const std::byte> TlsSession::Outgoing() const {
   return {reinterpret_cast<const std::byte*>(data), size > 0 ? static_cast<std::size_t>(size) : 0};
 }
 
-void TlsSession::ClearOutgoing() { (void)BIO_reset(SSL_get_wbio(ssl_)); }
+void TlsSession::ClearOutgoing() {
+  (void)BIO_reset(SSL_get_wbio(ssl_));
+}
 
 }  // namespace linkcpp

@@ -26,7 +26,8 @@ std::string OpenSslError();
 // A server's certificate and key, ready for many sessions.
 class TlsServer {
  public:
-  static Result<std::shared_ptr<TlsServer>> Create(const Certificate& certificate);  // kLocal: not a certificate and its key
+  static Result<std::shared_ptr<TlsServer>> Create(
+      const Certificate& certificate);  // kLocal: not a certificate and its key
   ~TlsServer();
   ssl_ctx_st* context() const { return context_; }
 
@@ -46,9 +47,9 @@ class TlsSession {
   // one that the fingerprint names, or speaks no TLS.
   Result<bool> Handshake();
 
-  Result<void> Feed(std::span<const std::byte> records);     // received bytes
-  Result<std::size_t> Read(std::span<std::byte> plain);      // 0: feed more first
-  Result<void> Write(std::span<const std::byte> plain);      // then send what Outgoing() holds
+  Result<void> Feed(std::span<const std::byte> records);  // received bytes
+  Result<std::size_t> Read(std::span<std::byte> plain);   // 0: feed more first
+  Result<void> Write(std::span<const std::byte> plain);   // then send what Outgoing() holds
 
   std::span<const std::byte> Outgoing() const;  // valid until the next call
   void ClearOutgoing();

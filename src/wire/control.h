@@ -1,4 +1,5 @@
-// The control plane's messages, as JSON over HTTP between coordinator, workers and backbones. docs/wire.md has the table.
+// The control plane's messages, as JSON over HTTP between coordinator, workers and backbones. docs/wire.md has the
+// table.
 //
 // All requests carry "Authorization: Bearer <token>". Errors come back as {"error": {"code": …, "message": …}} with a
 // fitting HTTP status. Unknown fields are ignored and missing ones take their default, so that versions can differ.
@@ -24,22 +25,22 @@ struct LayerHoldings {
 // POST /api/nodes — a worker joins.  Answer: JoinReply.
 struct JoinRequest {
   int protocol = kProtocolVersion;
-  std::string name;           // for people; the host name by default
-  std::string software;       // "linkcpp 0.1.0"
-  std::string kernel_class;   // Device::kernel_class()
-  std::string device;         // "CPU", "Vulkan0"
+  std::string name;          // for people; the host name by default
+  std::string software;      // "linkcpp 0.1.0"
+  std::string kernel_class;  // Device::kernel_class()
+  std::string device;        // "CPU", "Vulkan0"
   int n_threads = 0;
   std::uint64_t memory_bytes = 0;  // what it gives
-  std::string model;          // wanted model by name or id; "": the coordinator's only one
-  std::string layers;         // chosen by hand, ranges notation; "": let the coordinator choose
+  std::string model;               // wanted model by name or id; "": the coordinator's only one
+  std::string layers;              // chosen by hand, ranges notation; "": let the coordinator choose
   std::string experts;
   std::vector<LayerHoldings> ready;  // what it has loaded or cached from before: a node that joins again keeps it
 };
 struct JoinReply {
   std::string node_id;
-  std::string model_name;     // {m} of /api/proxy/models/{m}
-  std::string model_id;       // hex
-  std::string header_hash;    // hex
+  std::string model_name;           // {m} of /api/proxy/models/{m}
+  std::string model_id;             // hex
+  std::string header_hash;          // hex
   std::uint32_t poll_seconds = 20;  // how long GET …/orders may hang
 };
 
@@ -53,47 +54,47 @@ struct BackboneRef {
 };
 struct NodeOrders {
   std::uint64_t version = 0;
-  std::vector<LayerHoldings> hold;      // the slices this node should have: download what is missing, drop the rest
-  std::vector<BackboneRef> backbones;   // dial each; leave those that are not listed any more
-  bool admitted = true;                 // false: keep off backbones
-  std::string refusal;                  // why not admitted
+  std::vector<LayerHoldings> hold;     // the slices this node should have: download what is missing, drop the rest
+  std::vector<BackboneRef> backbones;  // dial each; leave those that are not listed any more
+  bool admitted = true;                // false: keep off backbones
+  std::string refusal;                 // why not admitted
 };
 
 // POST /api/nodes/{id}/report — on every change of holdings and every few seconds.
 struct NodeReport {
-  std::vector<LayerHoldings> ready;     // verified and loaded
+  std::vector<LayerHoldings> ready;  // verified and loaded
   std::uint64_t downloaded_bytes = 0;
-  std::uint64_t wanted_bytes = 0;       // still to download
+  std::uint64_t wanted_bytes = 0;  // still to download
   std::uint64_t memory_used_bytes = 0;
   std::uint64_t pairs_computed = 0;
   std::uint64_t dispatches = 0;
-  std::uint64_t busy_us = 0;            // time spent computing
-  std::string state;                    // "downloading" | "ready" | "leaving"
-  std::string error;                    // last thing that went wrong, for `linkcpp status`
+  std::uint64_t busy_us = 0;  // time spent computing
+  std::string state;          // "downloading" | "ready" | "leaving"
+  std::string error;          // last thing that went wrong, for `linkcpp status`
 };
 // DELETE /api/nodes/{id} — goodbye.
 
 // POST /api/backbones — a backbone attaches.  Answer: AttachReply.
-struct SlabProbe {                      // a few slabs, hashed from the backbone's own file
+struct SlabProbe {  // a few slabs, hashed from the backbone's own file
   std::uint16_t layer = 0;
   std::uint16_t expert = 0;
-  std::string tensor;                   // "down", or "gate.bias", …
-  std::string hash;                     // hex
+  std::string tensor;  // "down", or "gate.bias", …
+  std::string hash;    // hex
 };
 struct AttachRequest {
   int protocol = kProtocolVersion;
-  std::string program;                  // "llama-server"
-  std::string kernel_class;             // of its local fallback, for the record
-  std::string data_address;             // host:port where workers dial
-  std::string tls_fingerprint;          // of its data port's certificate; "": plain
-  std::string header_hash;              // hex
+  std::string program;          // "llama-server"
+  std::string kernel_class;     // of its local fallback, for the record
+  std::string data_address;     // host:port where workers dial
+  std::string tls_fingerprint;  // of its data port's certificate; "": plain
+  std::string header_hash;      // hex
   std::vector<SlabProbe> probes;
 };
 struct AttachReply {
   std::string backbone_id;
-  std::string model_id;                 // hex
-  std::string ticket_key;               // base64 ed25519 public key that signs tickets
-  std::vector<SlabProbe> wanted_probes; // not empty: attach again with these hashes; nothing else is set then
+  std::string model_id;                  // hex
+  std::string ticket_key;                // base64 ed25519 public key that signs tickets
+  std::vector<SlabProbe> wanted_probes;  // not empty: attach again with these hashes; nothing else is set then
 };
 
 // POST /api/backbones/{id}/report — every second. Answer 404: attach again. Counters since the backbone started.
@@ -103,8 +104,8 @@ struct LinkReport {
   std::uint64_t pairs = 0;
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
-  std::uint64_t faults = 0;             // timeouts, refusals, lost while in flight
-  double rtt_us_mean = 0;               // dispatch to result, decaying average
+  std::uint64_t faults = 0;  // timeouts, refusals, lost while in flight
+  double rtt_us_mean = 0;    // dispatch to result, decaying average
   double rtt_us_max = 0;
 };
 struct LayerHeat {
@@ -112,11 +113,11 @@ struct LayerHeat {
   std::vector<std::uint64_t> pairs_by_expert;  // counters since start
 };
 struct BackboneReport {
-  std::uint64_t dispatches = 0;         // layer-token batches seen
+  std::uint64_t dispatches = 0;  // layer-token batches seen
   std::uint64_t pairs = 0;
-  std::uint64_t pairs_local = 0;        // computed by the backbone itself: nobody held them
+  std::uint64_t pairs_local = 0;  // computed by the backbone itself: nobody held them
   std::uint64_t pairs_retried = 0;
-  std::uint64_t failed = 0;             // graph computations that returned an error
+  std::uint64_t failed = 0;  // graph computations that returned an error
   std::uint64_t round_trips = 0;
   std::vector<LinkReport> links;
   std::vector<LayerHeat> heat;
@@ -127,7 +128,7 @@ struct BackboneReport {
 struct LayerCoverage {
   std::uint16_t layer = 0;
   std::uint32_t n_experts = 0;
-  std::uint32_t covered = 0;            // experts with at least one ready holder
+  std::uint32_t covered = 0;  // experts with at least one ready holder
   std::uint32_t min_holders = 0;
 };
 struct NodeStatus {
@@ -148,7 +149,7 @@ struct BackboneStatus {
   BackboneReport report;
 };
 struct StatusReply {
-  std::string version;                  // "0.1.0"
+  std::string version;  // "0.1.0"
   std::string model_name, model_id, architecture;
   std::uint64_t n_slices = 0, slices_covered = 0, expert_bytes = 0;
   double uptime_seconds = 0;
@@ -167,12 +168,12 @@ struct ModelList {
   std::vector<ModelSummary> models;
 };
 struct TensorDetail {
-  std::string projection;               // "gate" | "up" | "down" | "gate_up"
-  std::string kind;                     // "weight" | "bias" | "scale" | "input_scale"
-  std::string type;                     // ggml's name: "Q4_K"
-  std::vector<std::uint64_t> ne;        // of the whole tensor
+  std::string projection;         // "gate" | "up" | "down" | "gate_up"
+  std::string kind;               // "weight" | "bias" | "scale" | "input_scale"
+  std::string type;               // ggml's name: "Q4_K"
+  std::vector<std::uint64_t> ne;  // of the whole tensor
   std::uint64_t slab_bytes = 0;
-  std::vector<std::string> hashes;      // hex, by expert
+  std::vector<std::string> hashes;  // hex, by expert
 };
 struct LayerDetail {
   std::uint16_t layer = 0;
@@ -183,7 +184,7 @@ struct LayerDetail {
 struct ModelDetail {
   ModelSummary summary;
   std::vector<LayerDetail> layers;
-  std::vector<std::string> recipes;     // Describe() texts seen from backbones, as far as known
+  std::vector<std::string> recipes;  // Describe() texts seen from backbones, as far as known
 };
 
 // Encode and decode any of the structs above (instantiated in control.cc). kMalformed: not JSON of that form.

@@ -45,7 +45,8 @@ TEST(Control, AWholeStatusComesBackAsItWas) {
 }
 
 TEST(Control, MissingFieldsTakeTheirDefaultAndUnknownOnesAreIgnored) {
-  const auto join = FromJson<JoinRequest>(R"({"name": "old laptop", "new_in_0_9": {"x": [1, {"y": null}]}, "memory_bytes": 5})");
+  const auto join =
+      FromJson<JoinRequest>(R"({"name": "old laptop", "new_in_0_9": {"x": [1, {"y": null}]}, "memory_bytes": 5})");
   ASSERT_TRUE(join.has_value()) << join.error().text;
   EXPECT_EQ(join->name, "old laptop");
   EXPECT_EQ(join->memory_bytes, 5u);

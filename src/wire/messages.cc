@@ -90,7 +90,8 @@ Result<std::string> Text(const flatbuffers::String* text, std::size_t max_bytes,
 }
 
 Result<RowType> CheckedRowType(std::uint8_t value, const char* field) {
-  if (value > std::to_underlying(RowType::kQ8_0)) return Fail(FaultCode::kMalformed, "{}: unknown row type {}", field, value);
+  if (value > std::to_underlying(RowType::kQ8_0))
+    return Fail(FaultCode::kMalformed, "{}: unknown row type {}", field, value);
   return static_cast<RowType>(value);
 }
 

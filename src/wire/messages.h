@@ -25,9 +25,9 @@ enum class RowType : std::uint8_t { kF32 = 0, kF16 = 1, kBf16 = 2, kQ8_0 = 3 }; 
 struct HelloMessage {
   int protocol = kProtocolVersion;
   std::string node_id;
-  std::string model_id;      // hex
+  std::string model_id;  // hex
   std::string kernel_class;
-  std::string ticket;        // base64, wire/ticket.h
+  std::string ticket;  // base64, wire/ticket.h
 };
 // backbone -> worker: accepted.
 struct WelcomeMessage {
@@ -44,7 +44,7 @@ struct PairMessage {
   std::uint16_t expert = 0;
 };
 struct DispatchMessage {
-  std::uint64_t id = 0;             // of this link; answered by exactly one Result or FaultMessage
+  std::uint64_t id = 0;  // of this link; answered by exactly one Result or FaultMessage
   LayerId layer;
   Recipe recipe;
   RowType row_type = RowType::kF32;
@@ -59,7 +59,7 @@ struct ResultMessage {
   RowType row_type = RowType::kF32;
   std::uint32_t n_pairs = 0;
   std::uint32_t row_len = 0;
-  std::uint32_t compute_us = 0;     // time in the kernel, for link figures
+  std::uint32_t compute_us = 0;  // time in the kernel, for link figures
 };
 // Either way. id 0: about the link as a whole.
 struct FaultMessage {
@@ -76,8 +76,8 @@ struct GoodbyeMessage {
   std::string reason;
 };
 
-using Message = std::variant<HelloMessage, WelcomeMessage, HoldingsMessage, DispatchMessage, ResultMessage, FaultMessage,
-                             PingMessage, GoodbyeMessage>;
+using Message = std::variant<HelloMessage, WelcomeMessage, HoldingsMessage, DispatchMessage, ResultMessage,
+                             FaultMessage, PingMessage, GoodbyeMessage>;
 
 std::vector<std::byte> EncodeMessage(const Message& message);
 
@@ -93,7 +93,8 @@ inline constexpr std::uint32_t kQ8BlockValues = 32;
 
 // Bytes of one row. q8_0: blocks of 32 values, f16 scale then 32 int8 (34 bytes); row_len must be a multiple of 32.
 std::size_t RowBytes(RowType type, std::uint32_t row_len);
-// rows: [n, row_len] f32. out: n * RowBytes. Rounding: nearest even for f16 and bf16; q8_0 as ggml's reference quantiser.
+// rows: [n, row_len] f32. out: n * RowBytes. Rounding: nearest even for f16 and bf16; q8_0 as ggml's reference
+// quantiser.
 void PackRows(RowType type, std::span<const float> rows, std::uint32_t row_len, std::span<std::byte> out);
 void UnpackRows(RowType type, std::span<const std::byte> bytes, std::uint32_t row_len, std::span<float> out);
 

@@ -56,22 +56,28 @@ std::string Describe(const Message& message) {
     std::string operator()(const HelloMessage& m) {
       return std::format("hello {} {} {} {} {}", m.protocol, m.node_id, m.model_id, m.kernel_class, m.ticket);
     }
-    std::string operator()(const WelcomeMessage& m) { return std::format("welcome {} {}", m.backbone_id, m.max_payload_bytes); }
+    std::string operator()(const WelcomeMessage& m) {
+      return std::format("welcome {} {}", m.backbone_id, m.max_payload_bytes);
+    }
     std::string operator()(const HoldingsMessage& m) {
       std::string text = "holdings";
       for (const LayerHoldings& layer : m.ready) text += std::format(" {}={}", layer.layer, layer.experts);
       return text;
     }
     std::string operator()(const DispatchMessage& m) {
-      std::string text = std::format("dispatch {} layer {} [{}] types {} {} rows {} x {}:", m.id, m.layer.value, m.recipe.Describe(),
-                                     static_cast<int>(m.row_type), static_cast<int>(m.reply_type), m.n_rows, m.row_len);
+      std::string text =
+          std::format("dispatch {} layer {} [{}] types {} {} rows {} x {}:", m.id, m.layer.value, m.recipe.Describe(),
+                      static_cast<int>(m.row_type), static_cast<int>(m.reply_type), m.n_rows, m.row_len);
       for (const PairMessage& pair : m.pairs) text += std::format(" {}/{}", pair.row, pair.expert);
       return text;
     }
     std::string operator()(const ResultMessage& m) {
-      return std::format("result {} type {} {} x {} in {} us", m.id, static_cast<int>(m.row_type), m.n_pairs, m.row_len, m.compute_us);
+      return std::format("result {} type {} {} x {} in {} us", m.id, static_cast<int>(m.row_type), m.n_pairs, m.row_len,
+                         m.compute_us);
     }
-    std::string operator()(const FaultMessage& m) { return std::format("fault {} {} {}", m.id, FaultCodeName(m.code), m.text); }
+    std::string operator()(const FaultMessage& m) {
+      return std::format("fault {} {} {}", m.id, FaultCodeName(m.code), m.text);
+    }
     std::string operator()(const PingMessage& m) { return std::format("ping {} {}", m.nonce, m.reply); }
     std::string operator()(const GoodbyeMessage& m) { return std::format("goodbye {}", m.reason); }
   };
@@ -79,7 +85,8 @@ std::string Describe(const Message& message) {
 }
 
 std::string FaultOf(const Result<Message>& result) {
-  return result.has_value() ? "decoded: " + Describe(*result) : std::format("{}: {}", FaultCodeName(result.error().code), result.error().text);
+  return result.has_value() ? "decoded: " + Describe(*result)
+                            : std::format("{}: {}", FaultCodeName(result.error().code), result.error().text);
 }
 
 TEST(Messages, EveryKindComesBackAsItWas) {
@@ -91,15 +98,17 @@ TEST(Messages, EveryKindComesBackAsItWas) {
   }
 }
 
-// tests/golden/wire_<kind>.bin were written by release 0.1.0 and must decode for ever. A changed encoder may write other
-// bytes; it must not need other files. New kinds and fields get new files: LINKCPP_WRITE_GOLDEN=1 writes what is missing.
+// tests/golden/wire_<kind>.bin were written by release 0.1.0 and must decode for ever. A changed encoder may write
+// other bytes; it must not need other files. New kinds and fields get new files: LINKCPP_WRITE_GOLDEN=1 writes what is
+// missing.
 TEST(Messages, BytesOfOlderReleasesDecode) {
   for (const Sample& sample : Samples()) {
     const std::string path = std::format("{}/tests/golden/wire_{}.bin", LINKCPP_SOURCE_DIR, sample.name);
     std::ifstream in(path, std::ios::binary);
     if (!in && std::getenv("LINKCPP_WRITE_GOLDEN") != nullptr) {
       const auto bytes = EncodeMessage(sample.message);
-      std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+      std::ofstream(path, std::ios::binary)
+          .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
       in.open(path, std::ios::binary);
     }
     ASSERT_TRUE(in.good()) << path << " is missing";
@@ -137,10 +146,17 @@ TEST(Messages, ValuesOutOfRangeAreNamed) {
   EXPECT_THAT(fault([](auto& m) { m.recipe.steps[0].a = 9; }), HasSubstr("recipe step 0"));
   EXPECT_THAT(fault([](auto& m) { m.row_type = static_cast<RowType>(4); }), HasSubstr("unknown row type 4"));
   EXPECT_THAT(fault([](auto& m) { m.reply_type = static_cast<RowType>(9); }), HasSubstr("reply_type"));
-  EXPECT_THAT(fault([](auto& m) { m.row_type = RowType::kQ8_0; m.row_len = 3071; }), HasSubstr("multiple of 32"));
-  EXPECT_THAT(FaultOf(DecodeMessage(EncodeMessage(ResultMessage{.n_pairs = 0, .row_len = 8}), 0)), HasSubstr("0 pairs"));
-  EXPECT_THAT(FaultOf(DecodeMessage(EncodeMessage(FaultMessage{1, static_cast<FaultCode>(6), ""}), 0)), HasSubstr("code 6"));
-  EXPECT_THAT(FaultOf(DecodeMessage(EncodeMessage(HelloMessage{1, std::string(1025, 'x'), "", "", ""}), 0)), HasSubstr("node_id"));
+  EXPECT_THAT(fault([](auto& m) {
+                m.row_type = RowType::kQ8_0;
+                m.row_len = 3071;
+              }),
+              HasSubstr("multiple of 32"));
+  EXPECT_THAT(FaultOf(DecodeMessage(EncodeMessage(ResultMessage{.n_pairs = 0, .row_len = 8}), 0)),
+              HasSubstr("0 pairs"));
+  EXPECT_THAT(FaultOf(DecodeMessage(EncodeMessage(FaultMessage{1, static_cast<FaultCode>(6), ""}), 0)),
+              HasSubstr("code 6"));
+  EXPECT_THAT(FaultOf(DecodeMessage(EncodeMessage(HelloMessage{1, std::string(1025, 'x'), "", "", ""}), 0)),
+              HasSubstr("node_id"));
 }
 
 TEST(Messages, TheLargestPayloadDoesNotOverflow) {
@@ -168,7 +184,8 @@ TEST(Messages, EveryCutAndEveryFlippedByteDecodesOrIsAFault) {
     }
     for (int trial = 0; trial < 2000; ++trial) {
       auto bad = good;
-      for (std::uint64_t n = 1 + rng.Below(4); n > 0; --n) bad[rng.Below(bad.size())] = static_cast<std::byte>(rng.Next());
+      for (std::uint64_t n = 1 + rng.Below(4); n > 0; --n)
+        bad[rng.Below(bad.size())] = static_cast<std::byte>(rng.Next());
       const auto result = DecodeMessage(bad, sample.payload_bytes);
       if (!result) {
         EXPECT_EQ(result.error().code, FaultCode::kMalformed) << result.error().text;

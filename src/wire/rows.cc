@@ -34,7 +34,8 @@ float F32FromF16(std::uint16_t half) {
   const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000) << 16;
   const std::uint32_t size = half & 0x7fff;
   const std::uint32_t normal = (size << 13) + (112u << 23);
-  const std::uint32_t tiny = std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(size)) * 0x1p-24f);
+  const std::uint32_t tiny =
+      std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(size)) * 0x1p-24f);
   std::uint32_t bits = size < 0x400 ? tiny : normal;
   bits = size >= 0x7c00 ? (size << 13) | kF32Infinity : bits;
   return std::bit_cast<float>(sign | bits);
@@ -47,7 +48,9 @@ std::uint16_t Bf16FromF32(float value) {
   return static_cast<std::uint16_t>((bits & 0x7fffffff) > kF32Infinity ? nan : rounded);
 }
 
-float F32FromBf16(std::uint16_t half) { return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16); }
+float F32FromBf16(std::uint16_t half) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16);
+}
 
 template <class Convert>
 void PackHalves(std::span<const float> rows, std::byte* out, Convert convert) {
@@ -89,7 +92,8 @@ void PackQ8Block(const float* values, std::byte* out) {
     // A d so small that 1/d overflows is 0 as f16, so the quants do not matter.
     const float inverse = d > 0x1p-127f ? 1.0f / d : 0.0f;
     scale = F16FromF32(d);
-    for (std::uint32_t i = 0; i < kQ8BlockValues; ++i) quants[i] = static_cast<std::int8_t>(RoundAway(values[i] * inverse));
+    for (std::uint32_t i = 0; i < kQ8BlockValues; ++i)
+      quants[i] = static_cast<std::int8_t>(RoundAway(values[i] * inverse));
   }
   std::memcpy(out, &scale, 2);
   std::memcpy(out + 2, quants, kQ8BlockValues);

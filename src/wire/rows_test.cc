@@ -92,7 +92,8 @@ TEST(Rows, EveryHalfUnpacksAsGgmlDoesAndPacksToItself) {
   }
 }
 
-// All floats whose low bits decide the rounding: around every half there is, the midpoint to the next and its neighbours.
+// All floats whose low bits decide the rounding: around every half there is, the midpoint to the next and its
+// neighbours.
 TEST(Rows, HalvesRoundToNearestEvenLikeGgml) {
   std::vector<float> values;
   for (std::uint32_t i = 0; i < 0x7c00; ++i) {
@@ -104,7 +105,8 @@ TEST(Rows, HalvesRoundToNearestEvenLikeGgml) {
       values.push_back(-value);
     }
   }
-  for (const float value : {1e9f, 65520.0f, 1e-30f, std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::infinity()}) {
+  for (const float value :
+       {1e9f, 65520.0f, 1e-30f, std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::infinity()}) {
     values.push_back(value);
   }
   values.resize((values.size() + kRowLen - 1) / kRowLen * kRowLen);
@@ -136,7 +138,8 @@ TEST(Rows, ErrorOfAPackedRowIsWithinItsStep) {
   const auto back = Unpack(RowType::kQ8_0, Pack(RowType::kQ8_0, rows));
   for (std::size_t block = 0; block < rows.size(); block += kQ8BlockValues) {
     double largest = 0;
-    for (std::size_t i = block; i < block + kQ8BlockValues; ++i) largest = std::max(largest, std::abs(static_cast<double>(rows[i])));
+    for (std::size_t i = block; i < block + kQ8BlockValues; ++i)
+      largest = std::max(largest, std::abs(static_cast<double>(rows[i])));
     // Half a step of d = largest / 127, and d itself rounded to f16 (up to 127 of them).
     const double bound = largest / 127 * (0.5 + 1e-5) + largest * 0x1p-11 + 127 * 0x1p-25;
     for (std::size_t i = block; i < block + kQ8BlockValues; ++i) {
@@ -146,7 +149,8 @@ TEST(Rows, ErrorOfAPackedRowIsWithinItsStep) {
 }
 
 TEST(Rows, WhatIsNotFiniteStaysNotFinite) {
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()}) {
     for (const RowType type : {RowType::kF32, RowType::kF16, RowType::kBf16, RowType::kQ8_0}) {
       std::vector<float> rows(kRowLen, 0.25f);
       rows[100] = bad;

@@ -84,7 +84,8 @@ TicketKeys MakeTicketKeys() {
 
 std::string SignTicket(const Ticket& ticket, std::string_view secret_key) {
   Bytes key;
-  if (!SodiumReady() || !FromBase64(secret_key, crypto_sign_SECRETKEYBYTES, key) || key.size() != crypto_sign_SECRETKEYBYTES) {
+  if (!SodiumReady() || !FromBase64(secret_key, crypto_sign_SECRETKEYBYTES, key) ||
+      key.size() != crypto_sign_SECRETKEYBYTES) {
     return {};
   }
   Bytes payload(kMagic.begin(), kMagic.end());
@@ -105,7 +106,8 @@ Result<Ticket> OpenTicket(std::string_view text, std::string_view public_key, st
   if (!SodiumReady()) return Fail(FaultCode::kLocal, "libsodium does not start: no tickets can be checked");
   Bytes key;
   if (!FromBase64(public_key, crypto_sign_PUBLICKEYBYTES, key) || key.size() != crypto_sign_PUBLICKEYBYTES) {
-    return Fail(FaultCode::kLocal, "the key to check tickets with is not an ed25519 public key: attach to the coordinator again");
+    return Fail(FaultCode::kLocal,
+                "the key to check tickets with is not an ed25519 public key: attach to the coordinator again");
   }
   Bytes bytes;
   if (!FromBase64(text, kMaxTicketBytes, bytes) || bytes.size() < crypto_sign_BYTES + kMagic.size() ||
@@ -127,7 +129,8 @@ Result<Ticket> OpenTicket(std::string_view text, std::string_view public_key, st
   if (!reader.ok || !reader.rest.empty()) return Fail(FaultCode::kMalformed, "the ticket's fields do not decode");
   // In this order nothing overflows, whatever the ticket says.
   if (ticket.expires_unix_s < now_unix_s && ticket.expires_unix_s < now_unix_s - kSkewSeconds) {
-    return Fail(FaultCode::kRefused, "the ticket of node {} expired {} s ago: ask the coordinator for a new one", ticket.node_id,
+    return Fail(FaultCode::kRefused, "the ticket of node {} expired {} s ago: ask the coordinator for a new one",
+                ticket.node_id,
                 static_cast<std::uint64_t>(now_unix_s) - static_cast<std::uint64_t>(ticket.expires_unix_s));
   }
   return ticket;

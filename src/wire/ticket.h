@@ -13,7 +13,7 @@ namespace linkcpp {
 struct Ticket {
   std::string node_id;
   std::string backbone_id;
-  std::string model_id;              // hex
+  std::string model_id;  // hex
   std::int64_t expires_unix_s = 0;
 };
 

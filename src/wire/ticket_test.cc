@@ -12,9 +12,13 @@ namespace {
 
 constexpr std::int64_t kNow = 1'800'000'000;
 
-Ticket SomeTicket() { return {"node-7", "backbone-3", std::string(64, 'a'), kNow + 300}; }
+Ticket SomeTicket() {
+  return {"node-7", "backbone-3", std::string(64, 'a'), kNow + 300};
+}
 
-FaultCode CodeOf(const Result<Ticket>& result) { return result.has_value() ? FaultCode{} : result.error().code; }
+FaultCode CodeOf(const Result<Ticket>& result) {
+  return result.has_value() ? FaultCode{} : result.error().code;
+}
 
 TEST(Ticket, OpensWithTheKeyThatSignedIt) {
   const TicketKeys keys = MakeTicketKeys();
@@ -28,7 +32,8 @@ TEST(Ticket, OpensWithTheKeyThatSignedIt) {
 
 TEST(Ticket, IsRefusedUnderAnotherKey) {
   const TicketKeys keys = MakeTicketKeys(), others = MakeTicketKeys();
-  EXPECT_EQ(CodeOf(OpenTicket(SignTicket(SomeTicket(), keys.secret_key), others.public_key, kNow)), FaultCode::kRefused);
+  EXPECT_EQ(CodeOf(OpenTicket(SignTicket(SomeTicket(), keys.secret_key), others.public_key, kNow)),
+            FaultCode::kRefused);
 }
 
 TEST(Ticket, ExpiresAfterAMinuteOfClockSkew) {
