@@ -35,6 +35,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{200};
 constexpr std::chrono::seconds kStopPatience{10};
+constexpr std::chrono::seconds kCoverageEvery{1};  // at most
 constexpr std::chrono::seconds kListPatience{20};  // for llama-server --list-devices
 
 struct Options {
@@ -260,6 +261,7 @@ class Serve {
   }
 
   void SayCoverage() {
+    if (clock_.Now() - said_at_ < kCoverageEvery) return;
     const StatusReply status = registry_->Status();
     CoverageEvent now;
     now.slices_covered = status.slices_covered;
@@ -271,6 +273,7 @@ class Serve {
       return;
     }
     said_ = now;
+    said_at_ = clock_.Now();
     Say(options_.json, now, "coverage  {} of {} slices, {} node{}, {} backbone{}", now.slices_covered, now.slices,
         now.nodes, now.nodes == 1 ? "" : "s", now.backbones, now.backbones == 1 ? "" : "s");
   }
@@ -302,6 +305,7 @@ class Serve {
   std::unique_ptr<HttpClient> health_;
   bool healthy_ = false;
   std::optional<CoverageEvent> said_;
+  TimePoint said_at_{};
 };
 
 }  // namespace

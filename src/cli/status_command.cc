@@ -52,7 +52,10 @@ Result<std::string> Ask(const Options& options) {
   ASSIGN_OR_RETURN(const HttpEndpoint endpoint, Endpoint(options));
   const auto client = HttpClient::Create(endpoint);
   const auto reply = client->Call("GET", "/api/status", "", std::chrono::seconds(10));
-  if (!reply) return Wrap(reply.error(), "asking the coordinator " + endpoint.url);
+  if (!reply) {
+    const bool away = reply.error().code == FaultCode::kGone;
+    return Fail(reply.error().code, "{}{}", reply.error().text, away ? "; is `linkcpp serve` running there?" : "");
+  }
   if (reply->status != 200) {
     return Fail(FaultCode::kGone, "{} answered {}: {}", endpoint.url, reply->status, ErrorMessage(reply->body));
   }

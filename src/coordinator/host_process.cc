@@ -135,8 +135,13 @@ class Process final : public HostProcess {
 
   std::optional<std::string> Ended() override {
     if (ended_) return ended_;
+    siginfo_t info{};
+    if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != pid_) {
+      return std::nullopt;
+    }
+    ::kill(-pid_, SIGKILL);  // what it left behind, while its number is still ours
     int status = 0;
-    if (::waitpid(pid_, &status, WNOHANG) != pid_) return std::nullopt;
+    ::waitpid(pid_, &status, 0);
     ended_ = WIFSIGNALED(status) ? std::format("by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
                                  : std::format("with status {}", WEXITSTATUS(status));
     // What it wrote last is still in the pipe.

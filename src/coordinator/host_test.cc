@@ -144,6 +144,18 @@ TEST_F(HostProcessTest, ItStopsWhenAskedAndHasItsSignalsBack) {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+// Whoever adopts an orphan may not have waited for it yet: dead is enough.
+bool IsAlive(pid_t pid) {
+  std::ifstream stat(std::format("/proc/{}/stat", pid));
+  std::string line;
+  return std::getline(stat, line) && line[line.rfind(')') + 2] != 'Z';
+}
+
+bool Dies(pid_t pid) {
+  for (int i = 0; i < 200 && IsAlive(pid); ++i) std::this_thread::sleep_for(10ms);
+  return !IsAlive(pid);
+}
+
 TEST_F(HostProcessTest, WhatIgnoresUsIsKilledWithTheObjectAndItsChildrenToo) {
   auto process = Shell("trap '' TERM; echo $$; sleep 100 & echo $!; wait; sleep 100").value();
   for (int i = 0; i < 500 && process->LastLines().size() < 2; ++i) std::this_thread::sleep_for(10ms);
@@ -153,14 +165,14 @@ TEST_F(HostProcessTest, WhatIgnoresUsIsKilledWithTheObjectAndItsChildrenToo) {
   std::this_thread::sleep_for(50ms);
   EXPECT_FALSE(process->Ended());
   process.reset();
-  // Whoever adopts it may not have waited for it yet: dead is enough.
-  const auto alive = [&] {
-    std::ifstream stat(std::format("/proc/{}/stat", grandchild));
-    std::string line;
-    return std::getline(stat, line) && line[line.rfind(')') + 2] != 'Z';
-  };
-  for (int i = 0; i < 200 && alive(); ++i) std::this_thread::sleep_for(10ms);
-  EXPECT_FALSE(alive());
+  EXPECT_TRUE(Dies(grandchild));
+}
+
+TEST_F(HostProcessTest, WhatItLeavesBehindGoesWithIt) {
+  const auto process = Shell("sleep 100 & echo $!").value();
+  EXPECT_EQ(WaitForEnd(*process), "with status 0");
+  ASSERT_EQ(process->LastLines().size(), 1u);
+  EXPECT_TRUE(Dies(std::stoi(process->LastLines()[0])));
 }
 
 TEST_F(HostProcessTest, WhatIsNoProgramIsAFault) {

@@ -5,6 +5,7 @@
 #include <ranges>
 #include <utility>
 
+#include "coordinator/plain_text.h"
 #include "coordinator/random_text.h"
 #include "net/tcp.h"
 
@@ -12,18 +13,7 @@ namespace linkcpp {
 namespace {
 
 constexpr std::size_t kIdBytes = 16;
-constexpr std::size_t kMaxTextLength = 200;
 constexpr std::chrono::milliseconds kHangUpCheck{500};
-
-// Names come from peers and end up in terminals and web pages: printable characters only, and not too many.
-std::string Plain(std::string_view text) {
-  std::string plain;
-  for (const char c : text.substr(0, kMaxTextLength)) {
-    const auto code = static_cast<unsigned char>(c);
-    plain += code < 0x20 || code == 0x7f ? ' ' : c;
-  }
-  return plain;
-}
 
 double Seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
@@ -62,7 +52,7 @@ Result<JoinReply> Registry::Join(const JoinRequest& request, const Caller& calle
   }
   if (!served_.Is(request.model)) {
     return Fail(FaultCode::kRefused, "this coordinator serves the model {}, not {}", served_.name(),
-                Plain(request.model));
+                PlainText(request.model));
   }
   if (request.memory_bytes == 0) return Fail(FaultCode::kMalformed, "memory_bytes is 0: the worker gives no memory");
 
@@ -88,7 +78,7 @@ Result<JoinReply> Registry::Join(const JoinRequest& request, const Caller& calle
   node.request.ready.clear();
   for (std::string* text :
        {&node.request.name, &node.request.software, &node.request.kernel_class, &node.request.device}) {
-    *text = Plain(*text);
+    *text = PlainText(*text);
   }
   node.report.state = "joining";
   node.seen = clock_.Now();
@@ -100,8 +90,12 @@ Result<JoinReply> Registry::Join(const JoinRequest& request, const Caller& calle
   reply.poll_seconds = static_cast<std::uint32_t>(std::max<std::int64_t>(1, options_.poll.count() / 1000));
   log_.Info("{} joined from {}: {:.1f} MB on {}", node.request.name, caller.address,
             static_cast<double>(request.memory_bytes) / 1e6, node.request.device);
-  nodes_.emplace(node.id, std::move(node));
+  const Node& joined = nodes_.emplace(node.id, std::move(node)).first->second;
   Rebalance();
+  if (joined.by_hand && joined.assigned.size() < joined.chosen.size()) {
+    log_.Warning("{} chose {} slices by hand and gives memory for {} of them", joined.request.name,
+                 joined.chosen.size(), joined.assigned.size());
+  }
   return reply;
 }
 
@@ -133,8 +127,8 @@ Result<void> Registry::ReportNode(const std::string& node_id, const NodeReport& 
   node->ready = std::move(ready);
   node->report = report;
   node->report.ready.clear();
-  node->report.state = Plain(report.state);
-  node->report.error = Plain(report.error);
+  node->report.state = PlainText(report.state);
+  node->report.error = PlainText(report.error);
   return {};
 }
 
@@ -158,7 +152,7 @@ Result<AttachReply> Registry::Attach(const AttachRequest& request, const Caller&
   }
   const auto address = ParseHostPort(request.data_address);
   if (!address || address->port == 0) {
-    return Fail(FaultCode::kMalformed, "data_address \"{}\" is not host:port", Plain(request.data_address));
+    return Fail(FaultCode::kMalformed, "data_address \"{}\" is not host:port", PlainText(request.data_address));
   }
   if (request.tls_fingerprint.empty() && !IsLoopback(address->host)) {
     return Fail(FaultCode::kRefused, "the data port {} is off loopback and speaks no TLS", request.data_address);
@@ -177,8 +171,8 @@ Result<AttachReply> Registry::Attach(const AttachRequest& request, const Caller&
   backbone.token_id = caller.token_id;
   backbone.request = request;
   backbone.request.probes.clear();
-  backbone.request.program = Plain(request.program);
-  backbone.request.kernel_class = Plain(request.kernel_class);
+  backbone.request.program = PlainText(request.program);
+  backbone.request.kernel_class = PlainText(request.kernel_class);
   backbone.peer_address = caller.address;
   backbone.seen = clock_.Now();
   log_.Info("backbone {} attached from {}, data port {}", backbone.request.program, caller.address,
@@ -329,7 +323,7 @@ StatusReply Registry::Status() const {
 Result<Registry::Node*> Registry::FindNode(const std::string& id, const Caller& caller) {
   const auto found = nodes_.find(id);
   if (found == nodes_.end() || found->second.token_id != caller.token_id) {
-    return Fail(FaultCode::kGone, "this coordinator does not know the node {}: join again", Plain(id));
+    return Fail(FaultCode::kGone, "this coordinator does not know the node {}: join again", PlainText(id));
   }
   return &found->second;
 }
@@ -337,7 +331,7 @@ Result<Registry::Node*> Registry::FindNode(const std::string& id, const Caller& 
 Result<Registry::Backbone*> Registry::FindBackbone(const std::string& id, const Caller& caller) {
   const auto found = backbones_.find(id);
   if (found == backbones_.end() || found->second.token_id != caller.token_id) {
-    return Fail(FaultCode::kGone, "this coordinator does not know the backbone {}: attach again", Plain(id));
+    return Fail(FaultCode::kGone, "this coordinator does not know the backbone {}: attach again", PlainText(id));
   }
   return &found->second;
 }

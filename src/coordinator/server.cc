@@ -26,6 +26,7 @@ using httplib::Response;
 constexpr std::size_t kReadBytes = 1 << 20;  // of a shard at a time
 constexpr std::chrono::milliseconds kExpireEvery{500};
 constexpr std::size_t kIdleThreads = 8;
+constexpr int kBacklog = 1024;            // the kernel may allow fewer
 constexpr std::size_t kAbsurdBodies = 4;  // times the largest allowed
 
 int StatusOf(FaultCode code) {
@@ -114,6 +115,8 @@ class Server final : public CoordinatorServer {
                   "choose another with --listen",
                   options_.listen);
     }
+    // The library lets five connections wait, and the kernel drops the next ones.
+    ::listen(listen_socket_, kBacklog);
     listen_thread_ = std::thread([this] { http_->listen_after_bind(); });
     http_->wait_until_ready();
     expire_thread_ = std::thread([this] { ExpireUntilStopped(); });
@@ -148,7 +151,8 @@ class Server final : public CoordinatorServer {
     http_->set_write_timeout(std::chrono::seconds(30));
     http_->set_tcp_nodelay(true);
     // The library's own choice would let two coordinators share a port without a word.
-    http_->set_socket_options([](socket_t socket) {
+    http_->set_socket_options([this](socket_t socket) {
+      listen_socket_ = socket;
       const int yes = 1;
       ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     });
@@ -364,6 +368,7 @@ class Server final : public CoordinatorServer {
   LogSink& log_;
   std::unique_ptr<httplib::Server> http_;
   std::uint16_t port_ = 0;
+  socket_t listen_socket_ = INVALID_SOCKET;  // the library's
   std::mutex stop_mutex_;
   std::condition_variable stop_news_;
   std::atomic<bool> stopping_ = false;

@@ -198,6 +198,31 @@ TEST_F(ServerTest, StoppingEndsALongPollAtOnce) {
   worker.join();
 }
 
+TEST_F(ServerTest, AHundredWorkersThatWaitDoNotKeepOthersWaiting) {
+  std::vector<std::thread> workers;
+  std::atomic<int> n_waited = 0;
+  for (int i = 0; i < 100; ++i) {
+    workers.emplace_back([&, client = Client()] {
+      const auto joined = client->Call("POST", "/api/nodes", ToJson(Worker("one", MemoryFor(1))), 20s);
+      ASSERT_TRUE(joined) << joined.error().text;
+      const std::string node = FromJson<JoinReply>(joined->body).value().node_id;
+      // Others that join may bring news at first; then a poll waits its time.
+      std::uint64_t version = 0;
+      for (int poll = 0; poll < 3; ++poll) {
+        const auto orders = client->Call("GET", std::format("/api/nodes/{}/orders?after={}", node, version), "", 20s);
+        ASSERT_TRUE(orders) << orders.error().text;
+        version = FromJson<NodeOrders>(orders->body).value().version;
+      }
+      ++n_waited;
+    });
+  }
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(Call("GET", "/api/status").status, 200);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+  for (std::thread& worker : workers) worker.join();
+  EXPECT_EQ(n_waited, 100);
+}
+
 // ---- tokens
 
 TEST_F(ServerTest, WithoutATokenThatWorksNothingButHealthAnswers) {

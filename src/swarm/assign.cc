@@ -28,9 +28,7 @@ std::vector<Assignment> AssignPairs(std::vector<PairGroup> groups,
     return a.expert < b.expert;
   });
   std::vector<Assignment> chosen;  // few: a linear look-up is quicker than a map
-  const auto find = [&](WorkerNumber worker) {
-    return std::ranges::find(chosen, worker, &Assignment::worker);
-  };
+  const auto find = [&](WorkerNumber worker) { return std::ranges::find(chosen, worker, &Assignment::worker); };
   double slowest_us = 0;
   for (const PairGroup& group : groups) {
     std::span<const std::uint32_t> rest = group.pairs;

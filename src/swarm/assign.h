@@ -14,16 +14,16 @@
 
 namespace linkcpp {
 
-// ggml's CPU kernels multiply in another order when an expert has at least this many rows in one graph (measured on ggml
-// 0.27; kernel/expert_stack.h). To keep the bits of a host that computes the batch at once, an expert's pairs are cut
-// only into pieces that lie on the same side of it as the whole.
+// ggml's CPU kernels multiply in another order when an expert has at least this many rows in one graph (measured on
+// ggml 0.27; kernel/expert_stack.h). To keep the bits of a host that computes the batch at once, an expert's pairs are
+// cut only into pieces that lie on the same side of it as the whole.
 inline constexpr std::size_t kManyPairs = 8;
 
 // Pairs of one expert; who may be asked for them.
 struct PairGroup {
   ExpertId expert;
-  std::vector<std::uint32_t> pairs;     // the caller's numbers, in its order
-  std::vector<WorkerNumber> candidates; // ascending, not empty
+  std::vector<std::uint32_t> pairs;      // the caller's numbers, in its order
+  std::vector<WorkerNumber> candidates;  // ascending, not empty
 };
 
 struct Assignment {
@@ -31,8 +31,8 @@ struct Assignment {
   std::vector<std::uint32_t> pairs;  // ascending
 };
 
-// `finish_us(worker, n)` is when `worker` would have answered n > 0 pairs, counted from now, work in its queue included.
-// `frame_us` is what one more frame costs us. One entry for every worker that got pairs, ascending.
+// `finish_us(worker, n)` is when `worker` would have answered n > 0 pairs, counted from now, work in its queue
+// included. `frame_us` is what one more frame costs us. One entry for every worker that got pairs, ascending.
 std::vector<Assignment> AssignPairs(std::vector<PairGroup> groups,
                                     const std::function<double(WorkerNumber worker, std::uint32_t n_pairs)>& finish_us,
                                     double frame_us);

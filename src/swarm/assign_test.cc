@@ -1,14 +1,13 @@
 #include "swarm/assign.h"
 
-#include <algorithm>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
-#include "swarm/link_cost.h"
-
 #include "base/rng.h"
+#include "swarm/link_cost.h"
 
 namespace linkcpp {
 namespace {
@@ -122,7 +121,8 @@ TEST(CutIntoFrames, NeverMovesAnExpertAcrossManyPairs) {
     }
     const std::size_t most = 1 + rng.Below(100);
     std::vector<int> seen(n_pairs);
-    for (const auto& frame : CutIntoFrames(pairs, [&](std::uint32_t i) { return ExpertId(experts[i]); }, most, rng.Below(2) == 0)) {
+    for (const auto& frame :
+         CutIntoFrames(pairs, [&](std::uint32_t i) { return ExpertId(experts[i]); }, most, rng.Below(2) == 0)) {
       EXPECT_LT(frame.size(), std::max(most, kManyPairs) + kManyPairs);
       std::map<std::uint16_t, std::size_t> here;
       for (const std::uint32_t pair : frame) {
@@ -140,7 +140,8 @@ TEST(AssignPairs, CutsABigGroupIntoLargePieces) {
     PairGroup group{ExpertId(3), {}, {1, 2, 3}};
     for (std::uint32_t i = 0; i < n; ++i) group.pairs.push_back(i);
     std::size_t total = 0;
-    for (const Assignment& part : AssignPairs({group}, [](WorkerNumber, std::uint32_t pairs) { return 1.0 * pairs; }, 0)) {
+    for (const Assignment& part :
+         AssignPairs({group}, [](WorkerNumber, std::uint32_t pairs) { return 1.0 * pairs; }, 0)) {
       total += part.pairs.size();
       EXPECT_EQ(part.pairs.size() >= kManyPairs, n >= kManyPairs) << n;
     }

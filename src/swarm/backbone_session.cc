@@ -1,5 +1,8 @@
 #include "swarm/backbone_session.h"
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -27,6 +30,20 @@ constexpr milliseconds kTickEvery{500};
 constexpr int kProbeRounds = 4;
 constexpr std::size_t kMaxProbes = 1024;  // a coordinator asks for a few
 
+// A thread that leaves the host's signals to the host's own threads.
+template <class Run>
+std::jthread StartThread(const char* name, Run run) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::jthread thread([name, run](std::stop_token stop) {
+    pthread_setname_np(pthread_self(), name);
+    run(stop);
+  });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
 class HttpBackboneSession final : public BackboneSession {
  public:
   HttpBackboneSession(const BackboneOptions& options, HashSlab hash_slab, Swarm& swarm, LogSink& log)
@@ -50,15 +67,16 @@ class HttpBackboneSession final : public BackboneSession {
 
   Result<void> Begin() {
     net_ = TcpNet::Create(log_);
-    ASSIGN_OR_RETURN(port_, DataPort::Open(net_, options_.data_listen,
-                                           [this](std::string node_id, std::string kernel_class, std::unique_ptr<Link> link) {
-                                             swarm_.AddWorker(std::move(node_id), std::move(kernel_class), std::move(link));
-                                           },
-                                           clock_, log_));
+    ASSIGN_OR_RETURN(port_, DataPort::Open(
+                                net_, options_.data_listen,
+                                [this](std::string node_id, std::string kernel_class, std::unique_ptr<Link> link) {
+                                  swarm_.AddWorker(std::move(node_id), std::move(kernel_class), std::move(link));
+                                },
+                                clock_, log_));
     client_ = HttpClient::Create(options_.coordinator);
     RETURN_IF_FAULT(AttachNow({}));
-    ticker_ = std::jthread([this](std::stop_token stop) { Tick(stop); });
-    reporter_ = std::jthread([this](std::stop_token stop) { Report(stop); });
+    ticker_ = StartThread("linkcpp-tick", [this](std::stop_token stop) { Tick(stop); });
+    reporter_ = StartThread("linkcpp-report", [this](std::stop_token stop) { Report(stop); });
     return {};
   }
 
@@ -90,13 +108,14 @@ class HttpBackboneSession final : public BackboneSession {
       const auto answer = client_->Call("POST", "/api/backbones", ToJson(request), kAttachTimeout);
       if (!answer.has_value()) return Wrap(answer.error(), "attaching to the coordinator");
       if (answer->status == 404) {
-        return Fail(FaultCode::kRefused, "attaching to the coordinator: what answers at {} is not one", options_.coordinator.url);
+        return Fail(FaultCode::kRefused, "attaching to the coordinator: what answers at {} is not one",
+                    options_.coordinator.url);
       }
       if (answer->status != 200) return Wrap(FaultOf(*answer), "attaching to the coordinator");
       const auto reply = FromJson<AttachReply>(answer->body);
       if (!reply.has_value()) {
-        return Fail(FaultCode::kRefused, "attaching to the coordinator: {} does not answer as one ({})", options_.coordinator.url,
-                    reply.error().text);
+        return Fail(FaultCode::kRefused, "attaching to the coordinator: {} does not answer as one ({})",
+                    options_.coordinator.url, reply.error().text);
       }
       if (reply->wanted_probes.empty()) {
         if (reply->backbone_id.empty() || reply->ticket_key.empty()) {
@@ -112,7 +131,8 @@ class HttpBackboneSession final : public BackboneSession {
         return {};
       }
       if (reply->wanted_probes.size() > kMaxProbes) {
-        return Fail(FaultCode::kRefused, "attaching to the coordinator: it asks for {} slab hashes", reply->wanted_probes.size());
+        return Fail(FaultCode::kRefused, "attaching to the coordinator: it asks for {} slab hashes",
+                    reply->wanted_probes.size());
       }
       request.probes.clear();
       for (SlabProbe probe : reply->wanted_probes) {
@@ -145,7 +165,8 @@ class HttpBackboneSession final : public BackboneSession {
       if (stop.stop_requested()) return;
       if (!done.has_value()) {
         if (std::exchange(well, false)) {
-          log_.Warning("coordinator {}: {}; workers that are connected go on", options_.coordinator.url, done.error().text);
+          log_.Warning("coordinator {}: {}; workers that are connected go on", options_.coordinator.url,
+                       done.error().text);
         }
         pause = std::min(2 * pause, kLongestPause);
         continue;

@@ -20,11 +20,11 @@ namespace linkcpp {
 
 struct BackboneOptions {
   HttpEndpoint coordinator;
-  std::string data_listen = "127.0.0.1:0";   // off loopback the port speaks TLS with a certificate made at start
-  std::string data_advertise;                // what workers dial; "": the listening address
-  std::string program;                       // "llama-server"
+  std::string data_listen = "127.0.0.1:0";  // off loopback the port speaks TLS with a certificate made at start
+  std::string data_advertise;               // what workers dial; "": the listening address
+  std::string program;                      // "llama-server"
   std::string kernel_class;
-  std::string header_hash;                   // hex
+  std::string header_hash;  // hex
 };
 
 class BackboneSession {
@@ -32,8 +32,8 @@ class BackboneSession {
   // `hash_slab` answers the coordinator's probes from the backbone's own file.
   // kRefused: wrong token, another model, another protocol. kGone: no coordinator there.
   using HashSlab = std::function<Result<std::string>(const SlabProbe& wanted)>;
-  static Result<std::unique_ptr<BackboneSession>> Attach(const BackboneOptions& options, HashSlab hash_slab, Swarm& swarm,
-                                                         LogSink& log);
+  static Result<std::unique_ptr<BackboneSession>> Attach(const BackboneOptions& options, HashSlab hash_slab,
+                                                         Swarm& swarm, LogSink& log);
   virtual ~BackboneSession() = default;  // detaches, closes the port
 
   virtual std::string backbone_id() const = 0;

@@ -1,8 +1,9 @@
 // One Compute() in progress and the dispatches that carry its pairs.
 //
-// A pair is open until someone claims it: the first worker whose answer arrives, or the local experts. Whoever claims it
-// writes its row of y, once; later answers are ignored. A pair that is open and carried by no flight is an orphan and
-// must be routed again. Everything here is guarded by the swarm's mutex, except that a claimed row is written outside.
+// A pair is open until someone claims it: the first worker whose answer arrives, or the local experts. Whoever claims
+// it writes its row of y, once; later answers are ignored. A pair that is open and carried by no flight is an orphan
+// and must be routed again. Everything here is guarded by the swarm's mutex, except that a claimed row is written
+// outside.
 #pragma once
 
 #include <cstddef>
@@ -24,17 +25,17 @@ class Call;
 struct Flight {
   enum class State : std::uint8_t { kOpen, kAnswered, kFailed, kBusy };
 
-  std::uint64_t id = 0;          // never used twice in a process
+  std::uint64_t id = 0;  // never used twice in a process
   WorkerNumber worker = 0;
-  Call* call = nullptr;          // nullptr: nobody waits for it any more
+  Call* call = nullptr;  // nullptr: nobody waits for it any more
   LayerId layer;
   std::vector<std::uint32_t> pairs;    // numbers in the call, in the order asked
   std::vector<std::uint16_t> experts;  // of those pairs, ascending, without doubles
   std::uint32_t n_out = 0;
   RowType reply_type = RowType::kF32;
   State state = State::kOpen;
-  bool hedged = false;           // another holder was asked too
-  bool given_up = false;         // computed here too
+  bool hedged = false;    // another holder was asked too
+  bool given_up = false;  // computed here too
   double expected_us = 0;
   TimePoint sent_at{};
 };
@@ -52,8 +53,8 @@ class Call {
     --writers_;
   }
 
-  void Carry(const Flight& flight);     // a flight takes its pairs along
-  void PutDown(const Flight& flight);   // and does not any more: what is open and carried by no other is an orphan
+  void Carry(const Flight& flight);    // a flight takes its pairs along
+  void PutDown(const Flight& flight);  // and does not any more: what is open and carried by no other is an orphan
   void Orphan(std::uint32_t pair) { orphans_.push_back(pair); }
   std::vector<std::uint32_t> TakeOrphans();  // ascending
 
@@ -74,7 +75,7 @@ class Call {
   std::vector<std::shared_ptr<Flight>> flights;  // all of them, for who was asked for what
   Fault last_fault;                              // of a flight; text names the worker
   TimePoint total_deadline{};
-  bool ending = false;                           // Compute is about to return
+  bool ending = false;  // Compute is about to return
 
  private:
   std::vector<std::uint8_t> claimed_;

@@ -11,12 +11,12 @@
 namespace linkcpp {
 namespace {
 
-constexpr double kFrameUs = 30;              // what one more frame costs this side: encode, write, wake up
-constexpr std::size_t kMaxTries = 6;         // workers asked for one pair, at most
-constexpr std::size_t kMaxBusyRounds = 7;    // waits of 5, 10, 20, … ms for busy holders when nobody else can
+constexpr double kFrameUs = 30;            // what one more frame costs this side: encode, write, wake up
+constexpr std::size_t kMaxTries = 6;       // workers asked for one pair, at most
+constexpr std::size_t kMaxBusyRounds = 7;  // waits of 5, 10, 20, … ms for busy holders when nobody else can
 constexpr auto kBusyWait = std::chrono::milliseconds(5);
 constexpr auto kLeastHedge = std::chrono::milliseconds(50);
-constexpr double kHedgeFactor = 8;           // times what was expected
+constexpr double kHedgeFactor = 8;  // times what was expected
 constexpr std::uint32_t kLeastFramePairs = 16;
 constexpr std::uint32_t kFirstFramePairs = 512;  // of a worker whose speed with large frames is not known yet
 
@@ -100,7 +100,8 @@ std::vector<AskedGroup> GroupByHistory(const Call& call, std::span<const std::ui
 Result<void> SwarmCore::Compute(LayerId layer, const Recipe& recipe, std::span<const float> x, std::uint32_t n_in,
                                 std::span<const Pair> pairs, std::span<float> y, std::uint32_t n_out) try {
   if (n_in == 0 || n_out == 0 || x.size() % n_in != 0 || y.size() != pairs.size() * n_out) {
-    return Fail(FaultCode::kLocal, "layer {}: {} values of x in rows of {}, {} pairs, {} values of y in rows of {} do not fit",
+    return Fail(FaultCode::kLocal,
+                "layer {}: {} values of x in rows of {}, {} pairs, {} values of y in rows of {} do not fit",
                 layer.value, x.size(), n_in, pairs.size(), y.size(), n_out);
   }
   const std::size_t n_rows = x.size() / n_in;
@@ -182,7 +183,8 @@ Result<void> SwarmCore::Run(Call& call) {
           const TimePoint here_at = since + std::max<Duration>(2 * patience, options_.local_after);
           const auto open_pairs = [&] {
             std::vector<std::uint32_t> open;
-            std::ranges::copy_if(flight->pairs, std::back_inserter(open), [&](std::uint32_t pair) { return call.open(pair); });
+            std::ranges::copy_if(flight->pairs, std::back_inserter(open),
+                                 [&](std::uint32_t pair) { return call.open(pair); });
             return open;
           };
           if (!flight->hedged && now >= hedge_at) {
@@ -302,7 +304,8 @@ Result<std::vector<std::pair<SwarmCore::WorkerPtr, std::shared_ptr<Flight>>>> Sw
   });
   if (failed) return std::unexpected(NobodyFault(call, nobody_for));
   if (any_busy) {
-    return Fail(FaultCode::kBusy, "layer {}: all holders of some expert are busy ({}) and computing here is not allowed",
+    return Fail(FaultCode::kBusy,
+                "layer {}: all holders of some expert are busy ({}) and computing here is not allowed",
                 call.layer.value, call.last_fault.text);
   }
   std::ranges::sort(local);
@@ -344,9 +347,10 @@ Result<std::vector<std::pair<SwarmCore::WorkerPtr, std::shared_ptr<Flight>>>> Sw
       flight->reply_type = Fitting(options_.reply_type, call.n_out);
       const auto n_pairs = static_cast<std::uint32_t>(part.size());
       // No figure yet: patience of a quarter of the deadline.
-      flight->expected_us = worker->cost.measured()
-                                ? worker->cost.ExpectedUs(n_pairs, now)
-                                : std::chrono::duration<double, std::micro>(options_.deadline).count() / (4 * kHedgeFactor);
+      flight->expected_us =
+          worker->cost.measured()
+              ? worker->cost.ExpectedUs(n_pairs, now)
+              : std::chrono::duration<double, std::micro>(options_.deadline).count() / (4 * kHedgeFactor);
       call.Carry(*flight);
       call.flights.push_back(flight);
       frames.emplace_back(worker, std::move(flight));
@@ -380,7 +384,8 @@ std::uint32_t SwarmCore::FrameCap(const WorkerLink& worker, const Call& call, Ti
 
 Duration SwarmCore::HedgeAfter(double expected_us) const {
   if (options_.hedge_after.count() > 0) return options_.hedge_after;
-  const auto patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double, std::micro>(kHedgeFactor * expected_us));
+  const auto patience =
+      std::chrono::duration_cast<Duration>(std::chrono::duration<double, std::micro>(kHedgeFactor * expected_us));
   return std::max<Duration>(patience, kLeastHedge);
 }
 
@@ -461,7 +466,8 @@ Result<void> SwarmCore::ComputeLocally(Call& call, std::span<const std::uint32_t
   const bool all = call.flights.empty() && numbers.size() == call.pairs.size();  // nobody else writes to y
   if (!all) local_y_.resize(numbers.size() * std::size_t{call.n_out});
   const std::span<float> y = all ? call.y : std::span(local_y_).first(numbers.size() * std::size_t{call.n_out});
-  if (auto done = local_->Compute(call.layer, call.recipe, call.x, call.n_in, local_pairs_, y, call.n_out); !done.has_value()) {
+  if (auto done = local_->Compute(call.layer, call.recipe, call.x, call.n_in, local_pairs_, y, call.n_out);
+      !done.has_value()) {
     return Wrap(done.error(), std::format("layer {}: computing {} pairs here", call.layer.value, numbers.size()));
   }
   std::vector<std::uint32_t> positions;
@@ -473,8 +479,8 @@ Result<void> SwarmCore::ComputeLocally(Call& call, std::span<const std::uint32_t
   if (positions.empty()) return {};
   if (!all) {
     for (const std::uint32_t position : positions) {
-      std::memcpy(call.y.data() + std::size_t{numbers[position]} * call.n_out, y.data() + std::size_t{position} * call.n_out,
-                  call.n_out * sizeof(float));
+      std::memcpy(call.y.data() + std::size_t{numbers[position]} * call.n_out,
+                  y.data() + std::size_t{position} * call.n_out, call.n_out * sizeof(float));
     }
   }
   std::lock_guard lock(mutex_);

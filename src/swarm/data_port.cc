@@ -72,7 +72,7 @@ class TcpDataPort final : public DataPort {
       ASSIGN_OR_RETURN(certificate_, MakeCertificate("linkcpp backbone"));
     }
     ASSIGN_OR_RETURN(listener_, net_->Listen(listen, certificate_.has_value() ? &*certificate_ : nullptr,
-                                           [this](std::unique_ptr<Link> link) { Take(std::move(link)); }));
+                                             [this](std::unique_ptr<Link> link) { Take(std::move(link)); }));
     return {};
   }
 
@@ -184,7 +184,8 @@ class TcpDataPort final : public DataPort {
       std::lock_guard lock(mutex_);
       backbone_id = admission_->backbone_id;
     }
-    if (auto sent = pending->link->Send(EncodeMessage(WelcomeMessage{backbone_id, kMaxDataPayloadBytes}), {}); !sent.has_value()) {
+    if (auto sent = pending->link->Send(EncodeMessage(WelcomeMessage{backbone_id, kMaxDataPayloadBytes}), {});
+        !sent.has_value()) {
       return sent;  // destroys the link
     }
     on_worker_(std::move(hello->node_id), std::move(hello->kernel_class),
@@ -197,8 +198,9 @@ class TcpDataPort final : public DataPort {
     auto* const hello = std::get_if<HelloMessage>(&message);
     if (hello == nullptr) return Fail(FaultCode::kMalformed, "the first frame of a link must be a Hello");
     if (hello->protocol != kProtocolVersion) {
-      return Fail(FaultCode::kRefused, "the worker speaks protocol {}, this backbone {}: install the same release on both",
-                  hello->protocol, kProtocolVersion);
+      return Fail(FaultCode::kRefused,
+                  "the worker speaks protocol {}, this backbone {}: install the same release on both", hello->protocol,
+                  kProtocolVersion);
     }
     std::optional<Admission> admission;
     {
@@ -207,13 +209,14 @@ class TcpDataPort final : public DataPort {
     }
     if (!admission.has_value()) return Fail(FaultCode::kBusy, "this backbone has not reached its coordinator yet");
     if (hello->model_id != admission->model_id) {
-      return Fail(FaultCode::kRefused, "the worker holds slices of model {}, this backbone runs {}", hello->model_id.substr(0, 12),
-                  admission->model_id.substr(0, 12));
+      return Fail(FaultCode::kRefused, "the worker holds slices of model {}, this backbone runs {}",
+                  hello->model_id.substr(0, 12), admission->model_id.substr(0, 12));
     }
     ASSIGN_OR_RETURN(const Ticket ticket, OpenTicket(hello->ticket, admission->ticket_key, UnixNow()));
     if (ticket.node_id != hello->node_id || ticket.backbone_id != admission->backbone_id ||
         ticket.model_id != admission->model_id) {
-      return Fail(FaultCode::kRefused, "the ticket is for another worker, backbone or model: ask the coordinator for a new one");
+      return Fail(FaultCode::kRefused,
+                  "the ticket is for another worker, backbone or model: ask the coordinator for a new one");
     }
     return std::move(*hello);
   }
@@ -234,8 +237,8 @@ class TcpDataPort final : public DataPort {
 
 }  // namespace
 
-Result<std::unique_ptr<DataPort>> DataPort::Open(std::shared_ptr<TcpNet> net, const std::string& listen, OnWorker on_worker,
-                                                 const Clock& clock, LogSink& log) {
+Result<std::unique_ptr<DataPort>> DataPort::Open(std::shared_ptr<TcpNet> net, const std::string& listen,
+                                                 OnWorker on_worker, const Clock& clock, LogSink& log) {
   auto port = std::make_unique<TcpDataPort>(std::move(net), std::move(on_worker), clock, log);
   RETURN_IF_FAULT(port->Listen(listen));
   return port;

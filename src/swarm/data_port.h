@@ -1,7 +1,7 @@
 // The port workers dial: takes a Hello with a valid ticket from every link within a few seconds and hands the link on.
 //
-// Plain on loopback; off loopback TLS, with a certificate made at start. Whoever says anything else than a proper Hello,
-// or nothing, costs us one closed connection. Knows nothing of HTTP or of what workers are for.
+// Plain on loopback; off loopback TLS, with a certificate made at start. Whoever says anything else than a proper
+// Hello, or nothing, costs us one closed connection. Knows nothing of HTTP or of what workers are for.
 #pragma once
 
 #include <functional>
@@ -29,8 +29,8 @@ class DataPort {
   using OnWorker = std::function<void(std::string node_id, std::string kernel_class, std::unique_ptr<Link> link)>;
 
   // kLocal: as TcpNet::Listen. `clock` and `log` must outlive the port.
-  static Result<std::unique_ptr<DataPort>> Open(std::shared_ptr<TcpNet> net, const std::string& listen, OnWorker on_worker,
-                                                const Clock& clock, LogSink& log);
+  static Result<std::unique_ptr<DataPort>> Open(std::shared_ptr<TcpNet> net, const std::string& listen,
+                                                OnWorker on_worker, const Clock& clock, LogSink& log);
   virtual ~DataPort() = default;  // stops listening; links handed on live on. Not from a link's handler.
 
   virtual std::string address() const = 0;      // "127.0.0.1:4711", the real port

@@ -22,7 +22,7 @@ class LinkCost {
 
   // A frame of n_pairs on an idle link.
   double ExpectedUs(std::uint32_t n_pairs, TimePoint now) const;
-  bool measured() const { return measured_; }  // false: ExpectedUs is a guess
+  bool measured() const { return measured_; }                                      // false: ExpectedUs is a guess
   bool measured(std::uint32_t n_pairs) const { return known_[ClassOf(n_pairs)]; }  // with frames of about this size
 
   double mean_us() const { return mean_us_; }  // dispatch to result, decaying average

@@ -12,7 +12,8 @@ Result<std::uint32_t> ReadNumber(std::string_view text, std::string_view all) {
   std::uint32_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size()) {
-    return Fail(FaultCode::kMalformed, "'{}' in the holdings '{}' is not a number", text.substr(0, 20), all.substr(0, 60));
+    return Fail(FaultCode::kMalformed, "'{}' in the holdings '{}' is not a number", text.substr(0, 20),
+                all.substr(0, 60));
   }
   if (number > kMaxExpertsPerLayer) {
     return Fail(FaultCode::kMalformed, "the holdings '{}' name expert {}, more than {}", all.substr(0, 60), number,

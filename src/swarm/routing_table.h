@@ -1,7 +1,7 @@
 // Who holds what: for every slice, the workers that can be asked for it now.
 //
-// A worker that closed, was cut off or said goodbye is taken out, so whatever is listed may be asked. Numbers of workers
-// are the swarm's own and are never used twice. Pure; one thread at a time.
+// A worker that closed, was cut off or said goodbye is taken out, so whatever is listed may be asked. Numbers of
+// workers are the swarm's own and are never used twice. Pure; one thread at a time.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-SliceLists Lists(const std::vector<LayerHoldings>& ready) { return SpellOut(ready).value(); }
+SliceLists Lists(const std::vector<LayerHoldings>& ready) {
+  return SpellOut(ready).value();
+}
 
 TEST(SpellOutTest, ReadsRangesAndMergesLayersNamedTwice) {
   const SliceLists lists = Lists({{3, "0:2,7"}, {4, ""}, {3, "1,5:7"}});

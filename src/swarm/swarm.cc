@@ -11,10 +11,10 @@
 namespace linkcpp {
 namespace {
 
-constexpr auto kPingAfter = std::chrono::seconds(3);    // of silence
-constexpr auto kDeadAfter = std::chrono::seconds(15);   // of silence
+constexpr auto kPingAfter = std::chrono::seconds(3);   // of silence
+constexpr auto kDeadAfter = std::chrono::seconds(15);  // of silence
 constexpr auto kAvoidAfterFault = std::chrono::milliseconds(50);
-constexpr int kFaultsInARow = 8;                        // then the link is closed
+constexpr int kFaultsInARow = 8;  // then the link is closed
 constexpr std::size_t kMaxNodesReported = 4096;
 
 double MicrosecondsBetween(TimePoint from, TimePoint to) {
@@ -23,7 +23,8 @@ double MicrosecondsBetween(TimePoint from, TimePoint to) {
 
 }  // namespace
 
-std::unique_ptr<Swarm> Swarm::Create(const SwarmOptions& options, LocalExperts* local, const Clock& clock, LogSink& log) {
+std::unique_ptr<Swarm> Swarm::Create(const SwarmOptions& options, LocalExperts* local, const Clock& clock,
+                                     LogSink& log) {
   return std::make_unique<SwarmCore>(options, local, clock, log);
 }
 
@@ -213,9 +214,10 @@ Result<void> SwarmCore::On(WorkerLink& worker, const ResultMessage& result, std:
     flight = entry->second;
     if (result.n_pairs != flight->pairs.size() || result.row_len != flight->n_out ||
         result.row_type != flight->reply_type) {
-      return Fail(FaultCode::kMalformed, "dispatch {} asked for {} rows of {} values of type {}, the answer has {} of {} of type {}",
-                  result.id, flight->pairs.size(), flight->n_out, std::to_underlying(flight->reply_type), result.n_pairs,
-                  result.row_len, std::to_underlying(result.row_type));
+      return Fail(FaultCode::kMalformed,
+                  "dispatch {} asked for {} rows of {} values of type {}, the answer has {} of {} of type {}",
+                  result.id, flight->pairs.size(), flight->n_out, std::to_underlying(flight->reply_type),
+                  result.n_pairs, result.row_len, std::to_underlying(result.row_type));
     }
     if (payload.size() != RowBytes(flight->reply_type, flight->n_out) * flight->pairs.size()) {
       return Fail(FaultCode::kMalformed, "the answer to dispatch {} has {} bytes of rows", result.id, payload.size());

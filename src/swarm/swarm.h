@@ -1,8 +1,8 @@
 // The backbone's side of the data plane: who holds what, and getting a layer's pairs computed, whatever happens.
 //
-// Compute() sends one frame per chosen worker, computes what nobody holds through the LocalExperts it was given, gathers,
-// and moves pairs whose worker died, stalled or erred to another holder or to local. Every pair is answered exactly once
-// or the call fails. Purity makes retry and hedging safe. Knows nothing of ggml, files or HTTP.
+// Compute() sends one frame per chosen worker, computes what nobody holds through the LocalExperts it was given,
+// gathers, and moves pairs whose worker died, stalled or erred to another holder or to local. Every pair is answered
+// exactly once or the call fails. Purity makes retry and hedging safe. Knows nothing of ggml, files or HTTP.
 #pragma once
 
 #include <chrono>
@@ -39,15 +39,16 @@ class LocalExperts {
 };
 
 struct SwarmOptions {
-  bool allow_local = true;                          // LINKCPP_LOCAL
-  std::chrono::milliseconds deadline{10'000};       // a worker that has not answered by then is cut off
-  std::chrono::milliseconds hedge_after{0};         // 0: adaptive; ask another holder too when an answer is this late
-  std::chrono::milliseconds local_after{1'000};     // so late and nobody else to ask: compute it here too, if allowed
-  std::uint32_t max_pairs_per_frame = 4096;         // bigger layers are sent as several frames
-  RowType row_type = RowType::kF32;                 // what rows travel as; anything but f32 gives up bit-identity.
-  RowType reply_type = RowType::kF32;               // q8_0 falls back to f32 where the row length does not divide
-  std::chrono::microseconds spin{20};               // how long a waiting Compute spins before it blocks (docs/swarm.md)
-  // For tests on a fake clock, one thread: called instead of blocking, again and again; delivers frames, moves the clock.
+  bool allow_local = true;                       // LINKCPP_LOCAL
+  std::chrono::milliseconds deadline{10'000};    // a worker that has not answered by then is cut off
+  std::chrono::milliseconds hedge_after{0};      // 0: adaptive; ask another holder too when an answer is this late
+  std::chrono::milliseconds local_after{1'000};  // so late and nobody else to ask: compute it here too, if allowed
+  std::uint32_t max_pairs_per_frame = 4096;      // bigger layers are sent as several frames
+  RowType row_type = RowType::kF32;              // what rows travel as; anything but f32 gives up bit-identity.
+  RowType reply_type = RowType::kF32;            // q8_0 falls back to f32 where the row length does not divide
+  std::chrono::microseconds spin{0};             // how long a waiting Compute spins before it blocks (docs/swarm.md)
+  // For tests on a fake clock, one thread: called instead of blocking, again and again; delivers frames, moves the
+  // clock.
   std::function<void(TimePoint until)> pump;
 };
 
@@ -57,7 +58,8 @@ inline constexpr std::uint32_t kMaxDataPayloadBytes = 1u << 26;
 class Swarm {
  public:
   // `local` may be nullptr (then allow_local has no effect). Everything borrowed must outlive the swarm.
-  static std::unique_ptr<Swarm> Create(const SwarmOptions& options, LocalExperts* local, const Clock& clock, LogSink& log);
+  static std::unique_ptr<Swarm> Create(const SwarmOptions& options, LocalExperts* local, const Clock& clock,
+                                       LogSink& log);
   virtual ~Swarm() = default;  // closes all links; not from a link's handler
 
   // A link that has passed the handshake (data_port.h): the swarm starts it and owns it. An older link of the same node

@@ -1,4 +1,5 @@
-// The one implementation of Swarm, in two halves: compute.cc runs a layer on the caller's thread, swarm.cc does the rest.
+// The one implementation of Swarm, in two halves: compute.cc runs a layer on the caller's thread, swarm.cc does the
+// rest.
 //
 // One mutex guards everything that is shared. It is never held while rows are copied, a link is called or destroyed,
 // the local experts run or a line is logged.
@@ -32,8 +33,8 @@ struct WorkerLink {
   std::shared_ptr<LinkReport> figures;  // of the node; outlive the link
   LinkCost cost;
   std::map<std::uint64_t, std::shared_ptr<Flight>> flights;  // by id, so in the order sent
-  bool lost = false;     // nothing is sent to it or believed from it any more; on_close follows
-  bool leaving = false;  // said goodbye: answers what it has, gets no more
+  bool lost = false;                // nothing is sent to it or believed from it any more; on_close follows
+  bool leaving = false;             // said goodbye: answers what it has, gets no more
   std::set<std::uint16_t> doubted;  // layers of which a frame with several experts was refused: next time one by one
   int faults_in_a_row = 0;
   TimePoint avoid_until{};  // it said busy or failed: others first
@@ -81,12 +82,13 @@ class SwarmCore final : public Swarm {
 
   // ---- compute.cc: the calling thread's side
   Result<void> Run(Call& call);
-  // Plans `todo`, sends all frames, then computes what nobody can be asked for. kHedge: pairs without another holder are
-  // left to the flight that carries them.
+  // Plans `todo`, sends all frames, then computes what nobody can be asked for. kHedge: pairs without another holder
+  // are left to the flight that carries them.
   Result<void> Route(Call& call, std::span<const std::uint32_t> todo, Why why, bool workers_allowed);
-  Result<std::vector<std::pair<WorkerPtr, std::shared_ptr<Flight>>>> PlanLocked(Call& call, std::span<const std::uint32_t> todo,
-                                                                               Why why, bool workers_allowed,
-                                                                               std::vector<std::uint32_t>& local);
+  Result<std::vector<std::pair<WorkerPtr, std::shared_ptr<Flight>>>> PlanLocked(Call& call,
+                                                                                std::span<const std::uint32_t> todo,
+                                                                                Why why, bool workers_allowed,
+                                                                                std::vector<std::uint32_t>& local);
   void Send(Call& call, WorkerPtr worker, std::shared_ptr<Flight> flight);
   Result<void> ComputeLocally(Call& call, std::span<const std::uint32_t> numbers);
   Fault NobodyFault(const Call& call, std::uint32_t pair) const;
@@ -116,7 +118,7 @@ class SwarmCore final : public Swarm {
   RoutingTable table_;
   std::map<std::string, std::shared_ptr<LinkReport>> nodes_;
   std::unordered_map<std::uint16_t, std::vector<std::uint64_t>> heat_;  // [layer][expert]
-  BackboneReport totals_;  // without links and heat
+  BackboneReport totals_;                                               // without links and heat
   WorkerNumber next_worker_ = 1;
   std::uint64_t next_id_ = 1;
 };

@@ -356,8 +356,8 @@ TEST_P(HostileTest, IsClosedAndTheRowsAreRight) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Moods, HostileTest,
-                         ::testing::Values(Mood::kTooFewPairs, Mood::kTooManyPairs, Mood::kWrongRowLen, Mood::kWrongType,
-                                           Mood::kAnswersTwice, Mood::kUnknownId, Mood::kRandomBytes,
+                         ::testing::Values(Mood::kTooFewPairs, Mood::kTooManyPairs, Mood::kWrongRowLen,
+                                           Mood::kWrongType, Mood::kAnswersTwice, Mood::kUnknownId, Mood::kRandomBytes,
                                            Mood::kFaultForUnknown, Mood::kEmptyPayload));
 
 TEST_F(SwarmTest, ALateAnswerOfAnEarlierCallIsIgnored) {
@@ -375,8 +375,9 @@ TEST_F(SwarmTest, ALateAnswerOfAnEarlierCallIsIgnored) {
 
 TEST_F(SwarmTest, MessagesThatOnlyABackboneSendsCloseTheLink) {
   Make();
-  for (const Message& message : {Message(WelcomeMessage{"b", 1}), Message(HelloMessage{}),
-                                 Message(HoldingsMessage{{{0, "no ranges"}}}), Message(FaultMessage{0, FaultCode::kLocal, "x"})}) {
+  for (const Message& message :
+       {Message(WelcomeMessage{"b", 1}), Message(HelloMessage{}), Message(HoldingsMessage{{{0, "no ranges"}}}),
+        Message(FaultMessage{0, FaultCode::kLocal, "x"})}) {
     FakeWorker& bad = Add("bad" + std::to_string(workers.size()), {{0, "0"}});
     bad.Say(message);
     net.RunFor(milliseconds(1));

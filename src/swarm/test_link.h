@@ -24,8 +24,8 @@ class TestNet {
   struct Script {
     Duration least_delay = std::chrono::microseconds(50);
     Duration most_delay = std::chrono::microseconds(50);
-    double lose = 0;              // share of frames that never arrive
-    double busy = 0;              // share of sends that are told kBusy
+    double lose = 0;                              // share of frames that never arrive
+    double busy = 0;                              // share of sends that are told kBusy
     std::uint64_t cut_after = ~std::uint64_t{0};  // frames of both directions together, then the link is gone
   };
 
@@ -98,14 +98,15 @@ class TestNet {
     Result<void> Send(std::span<const std::byte> header, std::span<const std::span<const std::byte>> payload) override {
       Wire& wire = *wire_;
       if (wire.cut) return Fail(FaultCode::kGone, "the link is closed");
-      if (wire.script.busy > 0 && wire.net.rng_.Uniform() < wire.script.busy) return Fail(FaultCode::kBusy, "send buffer full");
+      if (wire.script.busy > 0 && wire.net.rng_.Uniform() < wire.script.busy)
+        return Fail(FaultCode::kBusy, "send buffer full");
       std::vector<std::byte> head(header.begin(), header.end());
       std::size_t size = 0;
       for (const auto& piece : payload) size += piece.size();
       std::vector<std::max_align_t> body(size / sizeof(std::max_align_t) + 1);  // aligned, as a FrameView promises
       std::size_t at = 0;
       for (const auto& piece : payload) {
-        std::memcpy(reinterpret_cast<std::byte*>(body.data()) + at, piece.data(), piece.size());
+        if (!piece.empty()) std::memcpy(reinterpret_cast<std::byte*>(body.data()) + at, piece.data(), piece.size());
         at += piece.size();
       }
       ++stats_.frames_sent;

@@ -30,11 +30,12 @@ inline void FakeExpert(LayerId layer, ExpertId expert, std::span<const float> ro
 
 class FakeLocal final : public LocalExperts {
  public:
-  Result<void> Compute(LayerId layer, const Recipe&, std::span<const float> x, std::uint32_t n_in, std::span<const Pair> pairs,
-                       std::span<float> y, std::uint32_t n_out) override {
+  Result<void> Compute(LayerId layer, const Recipe&, std::span<const float> x, std::uint32_t n_in,
+                       std::span<const Pair> pairs, std::span<float> y, std::uint32_t n_out) override {
     if (fail) return Fail(FaultCode::kLocal, "the disk is gone");
     for (std::size_t i = 0; i < pairs.size(); ++i) {
-      FakeExpert(layer, pairs[i].expert, x.subspan(std::size_t{pairs[i].row} * n_in, n_in), y.subspan(i * n_out, n_out));
+      FakeExpert(layer, pairs[i].expert, x.subspan(std::size_t{pairs[i].row} * n_in, n_in),
+                 y.subspan(i * n_out, n_out));
     }
     n_pairs += pairs.size();
     asked.emplace_back(pairs.begin(), pairs.end());
@@ -49,15 +50,32 @@ class FakeLocal final : public LocalExperts {
 class FakeWorker {
  public:
   enum class Mood {
-    kHonest, kStalls, kBusy, kRefuses, kFails, kDies,          // misfortune
-    kTooFewPairs, kTooManyPairs, kWrongRowLen, kWrongType,     // malice
-    kAnswersTwice, kUnknownId, kRandomBytes, kFaultForUnknown, kEmptyPayload,
+    kHonest,
+    kStalls,
+    kBusy,
+    kRefuses,
+    kFails,
+    kDies,  // misfortune
+    kTooFewPairs,
+    kTooManyPairs,
+    kWrongRowLen,
+    kWrongType,  // malice
+    kAnswersTwice,
+    kUnknownId,
+    kRandomBytes,
+    kFaultForUnknown,
+    kEmptyPayload,
   };
   static constexpr int kMoods = 15;
 
-  FakeWorker(TestNet& net, std::unique_ptr<Link> link, std::uint32_t n_out) : net_(net), link_(std::move(link)), n_out_(n_out) {
+  FakeWorker(TestNet& net, std::unique_ptr<Link> link, std::uint32_t n_out)
+      : net_(net), link_(std::move(link)), n_out_(n_out) {
     link_->Start({.on_frame = [this](const FrameView& frame) { return OnFrame(frame); },
-                  .on_close = [this](const Fault& why) { closed_because = why.text; closed = true; }});
+                  .on_close =
+                      [this](const Fault& why) {
+                        closed_because = why.text;
+                        closed = true;
+                      }});
   }
 
   void Hold(std::vector<LayerHoldings> ready) { Say(HoldingsMessage{std::move(ready)}); }

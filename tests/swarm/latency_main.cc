@@ -68,9 +68,8 @@ void Measure(microseconds compute, int threads) {
       options.allow_local = false;
       options.spin = microseconds(spins[s]);
       const auto swarm = Swarm::Create(options, nullptr, clock, log);
-      const auto listener = net->Listen("127.0.0.1:0", nullptr, [&](std::unique_ptr<Link> link) {
-        swarm->AddWorker("w", "burn", std::move(link));
-      });
+      const auto listener = net->Listen(
+          "127.0.0.1:0", nullptr, [&](std::unique_ptr<Link> link) { swarm->AddWorker("w", "burn", std::move(link)); });
       const std::string address = (*listener)->address();
       const pid_t child = fork();
       if (child == 0) {
@@ -94,7 +93,9 @@ void Measure(microseconds compute, int threads) {
   }
   for (std::size_t s = 0; s < spins.size(); ++s) {
     std::ranges::sort(over[s]);
-    const auto at = [&](double share) { return over[s][static_cast<std::size_t>(share * static_cast<double>(over[s].size() - 1))]; };
+    const auto at = [&](double share) {
+      return over[s][static_cast<std::size_t>(share * static_cast<double>(over[s].size() - 1))];
+    };
     std::printf("compute %5lld us x %d threads, spin %3d us: over it, quartiles %7.0f %7.0f %7.0f us, p95 %7.0f\n",
                 static_cast<long long>(compute.count()), threads, spins[s], at(0.25), at(0.5), at(0.75), at(0.95));
   }

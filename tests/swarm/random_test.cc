@@ -152,7 +152,8 @@ class RandomSwarm {
       std::map<std::uint16_t, std::size_t> part;
       for (const auto& pair : asked) ++part[expert_of(pair)];
       for (const auto& [expert, count] : part) {
-        ASSERT_EQ(count >= kManyPairs, whole[expert] >= kManyPairs) << count << " of " << whole[expert] << " rows of " << expert;
+        ASSERT_EQ(count >= kManyPairs, whole[expert] >= kManyPairs)
+            << count << " of " << whole[expert] << " rows of " << expert;
       }
     };
     for (const FakeWorker& worker : workers_) {

@@ -1,13 +1,10 @@
 // A backbone's session against a scripted coordinator, and its data port against whoever dials it.
-#include "swarm/backbone_session.h"
-
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <arpa/inet.h>
 
 #include <condition_variable>
 #include <deque>
@@ -16,6 +13,7 @@
 #include <thread>
 
 #include "net/tcp.h"
+#include "swarm/backbone_session.h"
 #include "swarm/test_worker.h"
 #include "wire/messages.h"
 #include "wire/ticket.h"
@@ -23,9 +21,9 @@
 namespace linkcpp {
 namespace {
 
-using ::testing::HasSubstr;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::HasSubstr;
 
 // Waits up to ten seconds for something another thread brings about.
 bool Soon(const std::function<bool()>& holds) {
@@ -95,7 +93,8 @@ class FakeCoordinator {
         reply.wanted_probes = {{3, 4, "down", ""}};
       } else if (attach.probes[0].hash != good_hash) {
         response.status = 409;
-        response.set_content(ErrorJson(FaultCode::kRefused, "the file differs: layer 3 expert 4 tensor down"), "application/json");
+        response.set_content(ErrorJson(FaultCode::kRefused, "the file differs: layer 3 expert 4 tensor down"),
+                             "application/json");
         return;
       } else {
         attached.push_back(attach);
@@ -143,17 +142,17 @@ class Caller {
       return;
     }
     link_ = std::move(*link);
-    link_->Start({.on_frame =
-                      [this](const FrameView& frame) -> Result<void> {
-                        ASSIGN_OR_RETURN(Message message, DecodeMessage(frame.header, frame.payload.size()));
-                        std::lock_guard lock(mutex_);
-                        told_.push_back(std::move(message));
-                        return {};
-                      },
-                  .on_close = [this](const Fault&) {
+    link_->Start({.on_frame = [this](const FrameView& frame) -> Result<void> {
+                    ASSIGN_OR_RETURN(Message message, DecodeMessage(frame.header, frame.payload.size()));
                     std::lock_guard lock(mutex_);
-                    closed_ = true;
-                  }});
+                    told_.push_back(std::move(message));
+                    return {};
+                  },
+                  .on_close =
+                      [this](const Fault&) {
+                        std::lock_guard lock(mutex_);
+                        closed_ = true;
+                      }});
   }
   void Say(const Message& message) { (void)link_->Send(EncodeMessage(message), {}); }
   bool closed() {
@@ -230,9 +229,10 @@ TEST_F(SessionTest, SaysWhyItCanNotAttach) {
   const auto differs = Attach();
   EXPECT_EQ(differs.error().code, FaultCode::kRefused);
   EXPECT_THAT(differs.error().text, HasSubstr("layer 3 expert 4 tensor down"));
-  for (const auto& [status, answer, code] : {std::tuple(404, "", FaultCode::kRefused), std::tuple(200, "<html>", FaultCode::kRefused),
-                                             std::tuple(200, "{}", FaultCode::kRefused), std::tuple(503, "", FaultCode::kBusy),
-                                             std::tuple(500, "", FaultCode::kGone)}) {
+  for (const auto& [status, answer, code] :
+       {std::tuple(404, "", FaultCode::kRefused), std::tuple(200, "<html>", FaultCode::kRefused),
+        std::tuple(200, "{}", FaultCode::kRefused), std::tuple(503, "", FaultCode::kBusy),
+        std::tuple(500, "", FaultCode::kGone)}) {
     {
       std::lock_guard lock(coordinator.mutex);
       coordinator.only_status = status;
@@ -280,8 +280,9 @@ TEST_F(SessionTest, WhoeverHasNoProperHelloIsToldWhy) {
   none.ticket = "";
   expired.ticket = coordinator.Ticket("n1", "b1", -3600);
   other.ticket = coordinator.Ticket("n1", "b77");
-  for (const Message& message : {Message(protocol), Message(model), Message(node), Message(forged), Message(none),
-                                 Message(expired), Message(other), Message(PingMessage{1, false}), Message(HoldingsMessage{})}) {
+  for (const Message& message :
+       {Message(protocol), Message(model), Message(node), Message(forged), Message(none), Message(expired),
+        Message(other), Message(PingMessage{1, false}), Message(HoldingsMessage{})}) {
     Caller caller(*net, address);
     caller.Say(message);
     ASSERT_TRUE(Soon([&] { return caller.closed(); }));
@@ -307,7 +308,7 @@ TEST_F(SessionTest, RubbishClosesThatConnectionOnly) {
     ASSERT_EQ(connect(raw, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
     std::vector<std::uint8_t> bytes(i % 4 == 0 ? 8 : 8 + rng.Below(5000));
     for (auto& byte : bytes) byte = static_cast<std::uint8_t>(rng.Next());
-    if (i % 4 == 0) std::memset(bytes.data(), 0xff, 8);  // 4 GB of header, 4 GB of payload
+    if (i % 4 == 0) std::memset(bytes.data(), 0xff, 8);                  // 4 GB of header, 4 GB of payload
     if (i % 4 == 1) std::memcpy(bytes.data(), "\x40\0\0\0\0\0\0\0", 8);  // a header of noise
     (void)!send(raw, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     timeval patience{.tv_sec = 10, .tv_usec = 0};

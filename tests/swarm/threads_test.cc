@@ -1,5 +1,5 @@
-// A swarm over real TCP on loopback, with threads: workers answer from their own threads, die and come back while layers
-// are computed and reports are read. Small enough to be run under ThreadSanitizer.
+// A swarm over real TCP on loopback, with threads: workers answer from their own threads, die and come back while
+// layers are computed and reports are read. Small enough to be run under ThreadSanitizer.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -24,7 +24,8 @@ constexpr std::uint32_t kOut = 48;
 // Dials the data port, holds some experts, answers from the transport's thread.
 class TcpWorker {
  public:
-  TcpWorker(TcpNet& net, const std::string& address, const std::string& node_id, const std::string& ticket, std::string experts) {
+  TcpWorker(TcpNet& net, const std::string& address, const std::string& node_id, const std::string& ticket,
+            std::string experts) {
     auto link = net.Dial(address, "", milliseconds(2000));
     if (!link.has_value()) return;
     link_ = std::move(*link);
@@ -46,7 +47,8 @@ class TcpWorker {
                         FakeExpert(dispatch->layer, ExpertId(pair.expert), std::span(x).subspan(pair.row * kIn, kIn),
                                    std::span(y).subspan(i * kOut, kOut));
                       }
-                      say(ResultMessage{dispatch->id, RowType::kF32, static_cast<std::uint32_t>(dispatch->pairs.size()), kOut, 5},
+                      say(ResultMessage{dispatch->id, RowType::kF32, static_cast<std::uint32_t>(dispatch->pairs.size()),
+                                        kOut, 5},
                           std::as_bytes(std::span(y)));
                     }
                     return {};
@@ -66,15 +68,18 @@ TEST(ThreadsTest, WorkersComeAndGoWhileLayersAreComputed) {
   const auto swarm = Swarm::Create({}, &local, clock, log);
   const std::shared_ptr<TcpNet> net = TcpNet::Create(log);
   const TicketKeys keys = MakeTicketKeys();
-  auto port = DataPort::Open(net, "127.0.0.1:0",
-                             [&](std::string node, std::string kernel, std::unique_ptr<Link> link) {
-                               swarm->AddWorker(std::move(node), std::move(kernel), std::move(link));
-                             },
-                             clock, log);
+  auto port = DataPort::Open(
+      net, "127.0.0.1:0",
+      [&](std::string node, std::string kernel, std::unique_ptr<Link> link) {
+        swarm->AddWorker(std::move(node), std::move(kernel), std::move(link));
+      },
+      clock, log);
   ASSERT_TRUE(port.has_value()) << port.error().text;
   (*port)->Admit({"b0", "m0de1", keys.public_key});
   const auto ticket = [&](const std::string& node) {
-    return SignTicket({node, "b0", "m0de1", std::chrono::system_clock::to_time_t(std::chrono::system_clock::now()) + 60}, keys.secret_key);
+    return SignTicket(
+        {node, "b0", "m0de1", std::chrono::system_clock::to_time_t(std::chrono::system_clock::now()) + 60},
+        keys.secret_key);
   };
 
   std::atomic<bool> stop = false;
@@ -85,7 +90,8 @@ TEST(ThreadsTest, WorkersComeAndGoWhileLayersAreComputed) {
     for (std::size_t i = 0; !stop; i = rng.Below(workers.size())) {
       const std::string node = "n" + std::to_string(i);
       if (rng.Below(2) == 0) workers[i].reset();  // else: a second link of the same node
-      workers[i] = std::make_unique<TcpWorker>(*far, (*port)->address(), node, ticket(node), i % 2 == 0 ? "0:8" : "4:12");
+      workers[i] =
+          std::make_unique<TcpWorker>(*far, (*port)->address(), node, ticket(node), i % 2 == 0 ? "0:8" : "4:12");
       std::this_thread::sleep_for(milliseconds(2));
     }
   });
@@ -126,7 +132,8 @@ TEST(ThreadsTest, WorkersComeAndGoWhileLayersAreComputed) {
   const BackboneReport report = swarm->Report();
   std::printf("%d layers, %llu round trips, %llu pairs, %llu here, %llu moved\n", calls,
               static_cast<unsigned long long>(report.round_trips), static_cast<unsigned long long>(report.pairs),
-              static_cast<unsigned long long>(report.pairs_local), static_cast<unsigned long long>(report.pairs_retried));
+              static_cast<unsigned long long>(report.pairs_local),
+              static_cast<unsigned long long>(report.pairs_retried));
   EXPECT_GT(report.pairs, report.pairs_local);  // workers did take part
 }
 
