@@ -9,9 +9,9 @@
 #include <print>
 
 #include "cli/commands.h"
-#include "cli/model_oracle.h"
 #include "oracle/dequantise.h"
 #include "oracle/metrics.h"
+#include "reference/model_oracle.h"
 
 namespace linkcpp {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "cli/commands.h"
-#include "cli/model_oracle.h"
+#include "cli/expert_bytes.h"
 #include "gguf/shard.h"
 #include "kernel/device.h"
 #include "kernel/expert_stack.h"

@@ -28,6 +28,7 @@ struct Flight {
   std::uint64_t id = 0;  // never used twice in a process
   WorkerNumber worker = 0;
   Call* call = nullptr;  // nullptr: nobody waits for it any more
+  OnAnswer on_answer;    // of a question to this worker (Swarm::Ask): there is no call then
   LayerId layer;
   std::vector<std::uint32_t> pairs;    // numbers in the call, in the order asked
   std::vector<std::uint16_t> experts;  // of those pairs, ascending, without doubles

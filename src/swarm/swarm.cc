@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <random>
 #include <utility>
 #include <variant>
 
@@ -16,6 +17,7 @@ constexpr auto kDeadAfter = std::chrono::seconds(15);  // of silence
 constexpr auto kAvoidAfterFault = std::chrono::milliseconds(50);
 constexpr int kFaultsInARow = 8;  // then the link is closed
 constexpr std::size_t kMaxNodesReported = 4096;
+constexpr std::size_t kMaxSamples = 64;
 
 double MicrosecondsBetween(TimePoint from, TimePoint to) {
   return std::chrono::duration<double, std::micro>(to - from).count();
@@ -29,7 +31,7 @@ std::unique_ptr<Swarm> Swarm::Create(const SwarmOptions& options, LocalExperts* 
 }
 
 SwarmCore::SwarmCore(const SwarmOptions& options, LocalExperts* local, const Clock& clock, LogSink& log)
-    : options_(options), local_(local), clock_(clock), log_(log) {}
+    : options_(options), local_(local), clock_(clock), log_(log), sample_rng_(std::random_device()()) {}
 
 SwarmCore::~SwarmCore() {
   std::map<WorkerNumber, WorkerPtr> workers;
@@ -52,6 +54,16 @@ void SwarmCore::AddWorker(std::string node_id, std::string kernel_class, std::un
   worker->link = std::move(link);
   worker->heard_at = worker->progress_at = clock_.Now();
   std::vector<Closing> closing;
+  std::string expelled;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto entry = expelled_.find(worker->node_id); entry != expelled_.end()) expelled = entry->second;
+  }
+  if (!expelled.empty()) {
+    (void)worker->link->Send(EncodeMessage(FaultMessage{0, FaultCode::kRefused, expelled}), {});
+    log_.Warning("worker {} was cut off before and is not taken again: {}", worker->node_id, expelled);
+    return;  // destroys the link
+  }
   {
     std::lock_guard lock(mutex_);
     for (auto& [number, other] : workers_) {
@@ -90,6 +102,7 @@ void SwarmCore::LoseLocked(WorkerLink& worker, const Fault& fault) {
 void SwarmCore::FailFlightLocked(WorkerLink& worker, Flight& flight, Flight::State state, const Fault& fault) {
   flight.state = state;
   ++worker.figures->faults;
+  if (const OnAnswer on_answer = std::exchange(flight.on_answer, {})) on_answer(std::unexpected(fault));
   Call* const call = std::exchange(flight.call, nullptr);
   if (call == nullptr) return;
   call->last_fault = {fault.code, "worker " + worker.node_id + ": " + fault.text};
@@ -201,7 +214,7 @@ void SwarmCore::OnClose(WorkerLink& worker, const Fault& why) {
 Result<void> SwarmCore::On(WorkerLink& worker, const ResultMessage& result, std::span<const std::byte> payload) {
   std::shared_ptr<Flight> flight;
   Call* call = nullptr;
-  std::vector<std::uint32_t> positions;
+  std::vector<std::uint32_t> positions, sampled;
   {
     std::lock_guard lock(mutex_);
     const TimePoint now = clock_.Now();
@@ -228,11 +241,19 @@ Result<void> SwarmCore::On(WorkerLink& worker, const ResultMessage& result, std:
     worker.progress_at = now;
     worker.faults_in_a_row = 0;
     flight->state = Flight::State::kAnswered;
+    if (const OnAnswer on_answer = std::exchange(flight->on_answer, {})) {
+      std::vector<float> rows(std::size_t{result.n_pairs} * flight->n_out);
+      UnpackRows(flight->reply_type, payload, flight->n_out, rows);
+      on_answer(std::move(rows));
+      return {};
+    }
+    NoteAnswerLocked(worker, *flight);
     call = std::exchange(flight->call, nullptr);
     if (call == nullptr) return {};  // late: its pairs were answered otherwise
     positions = call->Claim(flight->pairs);
     call->PutDown(*flight);
     if (positions.empty()) return {};
+    sampled = DrawSamplesLocked(positions);
   }
   // The claim keeps the call alive: Compute does not return while a row is being written.
   const std::size_t row_bytes = RowBytes(flight->reply_type, flight->n_out);
@@ -245,14 +266,32 @@ Result<void> SwarmCore::On(WorkerLink& worker, const ResultMessage& result, std:
       UnpackRows(flight->reply_type, row, flight->n_out, std::span(y, flight->n_out));
     }
   }
+  std::vector<LiveSample> samples;
+  for (const std::uint32_t position : sampled) {
+    const Pair& pair = call->pairs[flight->pairs[position]];
+    const auto same = [&](std::uint32_t number) { return call->pairs[number].expert == pair.expert; };
+    const auto x = call->x.subspan(std::size_t{pair.row} * call->n_in, call->n_in);
+    const auto y = call->y.subspan(std::size_t{flight->pairs[position]} * flight->n_out, flight->n_out);
+    samples.push_back({.worker = worker.number,
+                       .slice = {call->layer, pair.expert},
+                       .recipe = call->recipe,
+                       .many = std::ranges::count_if(flight->pairs, same) >= static_cast<std::ptrdiff_t>(kManyPairs),
+                       .x = {x.begin(), x.end()},
+                       .y = {y.begin(), y.end()}});
+  }
   bool done = false;
   {
     std::lock_guard lock(mutex_);
+    for (LiveSample& sample : samples) {
+      if (samples_.size() == kMaxSamples) samples_.pop_back();
+      samples_.push_back(std::move(sample));
+    }
     call->Wrote(positions.size());
     done = call->remaining() == 0 || call->ending;
     if (done) signalled_.store(true, std::memory_order_release);
   }
   if (done) wake_.notify_one();  // without the lock: the woken thread wants it
+  if (!samples.empty() && options_.on_news) options_.on_news();
   return {};
 }
 
@@ -307,11 +346,13 @@ Result<void> SwarmCore::On(WorkerLink& worker, const HoldingsMessage& holdings) 
     std::lock_guard lock(mutex_);
     worker.heard_at = clock_.Now();
     if (worker.lost || worker.leaving) return {};
-    table_.Replace(worker.number, std::move(lists));
+    worker.holds = std::make_shared<SliceLists>(std::move(lists));
+    EnterTableLocked(worker);
     worker.doubted.clear();
     covered = table_.covered_slices();
   }
   log_.Debug("worker {} holds {} slices; {} have a holder", worker.node_id, n_slices, covered);
+  if (options_.on_news) options_.on_news();
   return {};
 }
 
@@ -371,8 +412,10 @@ BackboneReport SwarmCore::Report() const {
       LinkReport& link = report.links[index.at(worker->node_id)];
       link.rtt_us_mean = worker->cost.mean_us();
       link.rtt_us_max = std::max(link.rtt_us_max, worker->cost.max_us());
+      link.connected = !worker->lost;
       live.push_back({worker, index.at(worker->node_id)});
     }
+    for (const auto& [node_id, check] : checks_) report.checks.push_back(check);
     for (const auto& [layer, pairs] : heat_) report.heat.push_back({layer, pairs});
   }
   std::ranges::sort(report.heat, {}, &LayerHeat::layer);

@@ -19,6 +19,7 @@
 #include "base/recipe.h"
 #include "base/result.h"
 #include "net/link.h"
+#include "swarm/checks.h"
 #include "wire/control.h"
 #include "wire/messages.h"
 
@@ -47,6 +48,11 @@ struct SwarmOptions {
   RowType row_type = RowType::kF32;              // what rows travel as; anything but f32 gives up bit-identity.
   RowType reply_type = RowType::kF32;            // q8_0 falls back to f32 where the row length does not divide
   std::chrono::microseconds spin{0};             // how long a waiting Compute spins before it blocks (docs/swarm.md)
+  // True: what a worker holds is asked for only after Admit, layer by layer. Decided by src/admission.
+  bool gated = false;
+  double spot_share = 0;  // of live pairs, kept for TakeSamples
+  // Called after a worker has stated its holdings or a sample was taken. Any thread; must only wake somebody.
+  std::function<void()> on_news;
   // For tests on a fake clock, one thread: called instead of blocking, again and again; delivers frames, moves the
   // clock.
   std::function<void(TimePoint until)> pump;
@@ -76,6 +82,20 @@ class Swarm {
   // Pings idle links, closes dead and overdue ones, frees closed ones. About once a second, from one thread that is not
   // a link's; the session does it.
   virtual void Tick() = 0;
+
+  // ---- for admission; any thread
+
+  virtual std::vector<WorkerOffer> Offers() const = 0;  // connected, not leaving
+  // From now on this worker is asked for what it holds of these layers. Nothing if it has gone.
+  virtual void Admit(WorkerNumber worker, std::span<const std::uint16_t> layers) = 0;
+  // Cuts the worker off and tells it why. No later link of the same node is taken.
+  virtual void Expel(WorkerNumber worker, const std::string& reason) = 0;
+  // Pairs for this worker alone, admitted or not, outside any Compute; rows and answers travel as f32. A fault (gone,
+  // refused, no answer within the deadline) is an answer too. Not counted as dispatches.
+  virtual void Ask(WorkerNumber worker, LayerId layer, const Recipe& recipe, std::span<const float> x,
+                   std::uint32_t n_in, std::span<const Pair> pairs, std::uint32_t n_out, OnAnswer on_answer) = 0;
+  virtual std::vector<LiveSample> TakeSamples() = 0;  // since the last call; the oldest 64 when there were more
+  virtual void Record(const NodeCheck& check) = 0;    // what is known of a node: for Report
 
   // Slices with at least one usable holder; for waiting until a model is covered. Any thread.
   virtual std::uint64_t CoveredSlices() const = 0;

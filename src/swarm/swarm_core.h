@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/rng.h"
 #include "swarm/assign.h"
 #include "swarm/call.h"
 #include "swarm/link_cost.h"
@@ -35,6 +37,15 @@ struct WorkerLink {
   std::map<std::uint64_t, std::shared_ptr<Flight>> flights;  // by id, so in the order sent
   bool lost = false;                // nothing is sent to it or believed from it any more; on_close follows
   bool leaving = false;             // said goodbye: answers what it has, gets no more
+  std::shared_ptr<const SliceLists> holds = std::make_shared<SliceLists>();
+  std::set<std::uint16_t> admitted;  // layers of `holds` that are in the table, when the swarm is gated
+  struct Answer {                    // a live one: what it was trusted with last
+    LayerId layer;
+    std::vector<std::uint16_t> experts;
+    std::size_t n_pairs = 0;
+    TimePoint at{};
+  };
+  std::deque<Answer> last_answers;
   std::set<std::uint16_t> doubted;  // layers of which a frame with several experts was refused: next time one by one
   int faults_in_a_row = 0;
   TimePoint avoid_until{};  // it said busy or failed: others first
@@ -54,6 +65,13 @@ class SwarmCore final : public Swarm {
   Result<void> Compute(LayerId layer, const Recipe& recipe, std::span<const float> x, std::uint32_t n_in,
                        std::span<const Pair> pairs, std::span<float> y, std::uint32_t n_out) override;
   void Tick() override;
+  std::vector<WorkerOffer> Offers() const override;
+  void Admit(WorkerNumber worker, std::span<const std::uint16_t> layers) override;
+  void Expel(WorkerNumber worker, const std::string& reason) override;
+  void Ask(WorkerNumber worker, LayerId layer, const Recipe& recipe, std::span<const float> x, std::uint32_t n_in,
+           std::span<const Pair> pairs, std::uint32_t n_out, OnAnswer on_answer) override;
+  std::vector<LiveSample> TakeSamples() override;
+  void Record(const NodeCheck& check) override;
   std::uint64_t CoveredSlices() const override;
   BackboneReport Report() const override;
 
@@ -79,6 +97,12 @@ class SwarmCore final : public Swarm {
   void LoseOverdueLocked(TimePoint now, std::vector<Closing>& closing);
   void Close(std::vector<Closing>& closing);
   void SignalLocked();
+
+  // ---- checks.cc
+  void EnterTableLocked(WorkerLink& worker);  // what it holds, as far as it is admitted
+  // Positions in flight.pairs of the pairs to keep a sample of.
+  std::vector<std::uint32_t> DrawSamplesLocked(std::span<const std::uint32_t> positions);
+  void NoteAnswerLocked(WorkerLink& worker, const Flight& flight);
 
   // ---- compute.cc: the calling thread's side
   Result<void> Run(Call& call);
@@ -119,6 +143,11 @@ class SwarmCore final : public Swarm {
   std::map<std::string, std::shared_ptr<LinkReport>> nodes_;
   std::unordered_map<std::uint16_t, std::vector<std::uint64_t>> heat_;  // [layer][expert]
   BackboneReport totals_;                                               // without links and heat
+  std::map<std::string, std::string> expelled_;  // node: why
+  std::map<std::string, NodeCheck> checks_;      // by node
+  std::deque<LiveSample> samples_;
+  Rng sample_rng_;
+  std::uint64_t pairs_to_sample_ = 0;  // live pairs until the next sample
   WorkerNumber next_worker_ = 1;
   std::uint64_t next_id_ = 1;
 };

@@ -107,6 +107,25 @@ struct LinkReport {
   std::uint64_t faults = 0;  // timeouts, refusals, lost while in flight
   double rtt_us_mean = 0;    // dispatch to result, decaying average
   double rtt_us_max = 0;
+  bool connected = false;
+};
+// What a backbone's checks of a worker found: canary rows before it is asked for anything, spot checks of live results
+// since. A pair is judged by its derived bound (oracle/bound.h). Where a figure is infinite it says 1e300.
+struct NodeCheck {
+  std::string node_id;
+  std::string state;             // "checking" | "admitted" | "refused"
+  std::string kernel_class;      // as the worker says
+  std::string kernel_model;      // the model of a kernel that its results follow (oracle/bound.h)
+  std::uint64_t canaries = 0;    // pairs judged that nobody but the check wanted
+  std::uint64_t spot_checks = 0;  // live pairs judged, or found to have the same bits elsewhere
+  std::uint64_t skipped = 0;      // live pairs drawn for a check for which there was no time
+  std::uint64_t slices = 0;       // different ones with a pair that was judged
+  double cosine = 1;              // over all pairs judged
+  double worst_cosine = 1;        // of one pair
+  double nmse = 0;                // over all
+  double max_abs = 0;             // largest difference
+  double over_bound = 0;          // largest difference as a share of its bound
+  std::string refusal;
 };
 struct LayerHeat {
   std::uint16_t layer = 0;
@@ -121,6 +140,7 @@ struct BackboneReport {
   std::uint64_t round_trips = 0;
   std::vector<LinkReport> links;
   std::vector<LayerHeat> heat;
+  std::vector<NodeCheck> checks;  // one a node that is checked or was refused
 };
 // DELETE /api/backbones/{id} — detach.
 
@@ -141,6 +161,7 @@ struct NodeStatus {
   double seconds_since_seen = 0;
   bool admitted = true;
   std::string refusal;
+  std::vector<NodeCheck> checks;  // by the backbones that are attached
   std::vector<LayerHoldings> ready;
 };
 struct BackboneStatus {

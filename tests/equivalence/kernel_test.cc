@@ -13,7 +13,7 @@
 
 #include "base/log.h"
 #include "base/rng.h"
-#include "cli/model_oracle.h"
+#include "cli/expert_bytes.h"
 #include "kernel/device.h"
 #include "kernel/expert_stack.h"
 #include "oracle/bound.h"

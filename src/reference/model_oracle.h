@@ -1,14 +1,16 @@
-// From a model file to the oracle's and the kernel's terms: one expert dequantised or as slabs, the layer's router, its
-// recipe. The meeting point of folders that know nothing of each other.
+// From a model file to the oracle's terms: one expert as slabs or dequantised, the layer's router, its recipe. The
+// meeting point of gguf and oracle, which know nothing of each other.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/recipe.h"
 #include "base/result.h"
 #include "gguf/model.h"
-#include "kernel/expert_stack.h"
 #include "oracle/architecture.h"
 #include "oracle/expert.h"
 #include "oracle/layer.h"
@@ -30,13 +32,12 @@ Result<LayerPlan> PlanLayer(const ModelFile& model, std::uint32_t layer);
 // kRefused: no such expert, or no oracle for it. kLocal: reading failed.
 Result<OracleExpert> LoadOracleExpert(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert);
 
-// The same expert as bytes, with the shape a kernel wants.
-struct ExpertBytes {
-  ExpertShape shape;
-  std::array<std::array<std::vector<std::byte>, 3>, kProjections> parts;  // weight, bias, scale
-  ExpertSlabs slabs() const;
+// The bytes of one expert as the file has them; empty where the model has no such tensor.
+struct SlabBytes {
+  std::array<std::array<std::vector<std::byte>, 3>, kProjections> parts;  // [projection][weight, bias, scale]
 };
-Result<ExpertBytes> LoadExpertBytes(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert);
+// kRefused: no such expert. kLocal: reading failed.
+Result<SlabBytes> ReadSlabs(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert);
 
 // The model's own router of this layer. kRefused: the model has none under the usual name.
 Result<Router> LoadRouter(const ModelFile& model, const LayerPlan& plan);

@@ -1,4 +1,4 @@
-#include "cli/model_oracle.h"
+#include "reference/model_oracle.h"
 
 #include <cmath>
 #include <fstream>
@@ -32,40 +32,7 @@ Result<std::vector<float>> AsFloats(std::span<const std::byte> bytes) {
   return values;
 }
 
-Result<void> ReadSlabs(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert, ExpertBytes& out) {
-  if (expert >= plan.layer->n_experts) {
-    return Fail(FaultCode::kRefused, "layer {} has experts 0 to {}, not {}", plan.layer->layer.value,
-                plan.layer->n_experts - 1, expert);
-  }
-  ASSIGN_OR_RETURN(const auto slabs, model.Slabs({plan.layer->layer, ExpertId(static_cast<std::uint16_t>(expert))}));
-  for (const SlabRef& slab : slabs) {
-    if (slab.kind == SlabKind::kInputScale) continue;
-    auto& bytes = out.parts[static_cast<std::size_t>(slab.projection)][static_cast<std::size_t>(slab.kind)];
-    bytes.resize(slab.size_bytes);
-    RETURN_IF_FAULT(model.ReadAt(slab.file, slab.offset, bytes));
-  }
-  for (const ExpertTensor& tensor : plan.layer->tensors) {
-    auto& shape = out.shape.projections[static_cast<std::size_t>(tensor.projection)];
-    if (tensor.kind == SlabKind::kWeight) {
-      shape = ProjectionShape{.type = tensor.tensor->type,
-                              .n_in = static_cast<std::uint32_t>(tensor.tensor->ne[0]),
-                              .n_out = static_cast<std::uint32_t>(tensor.tensor->ne[1])};
-    } else if (shape.has_value() && tensor.kind == SlabKind::kBias) {
-      shape->has_bias = true;
-    } else if (shape.has_value() && tensor.kind == SlabKind::kScale) {
-      shape->has_scale = true;
-    }
-  }
-  return {};
-}
-
 }  // namespace
-
-ExpertSlabs ExpertBytes::slabs() const {
-  ExpertSlabs slabs;
-  for (std::size_t p = 0; p < parts.size(); ++p) slabs.projections[p] = {parts[p][0], parts[p][1], parts[p][2]};
-  return slabs;
-}
 
 Result<LayerPlan> PlanLayer(const ModelFile& model, std::uint32_t layer) {
   RETURN_IF_FAULT(model.RequireExperts());
@@ -104,22 +71,34 @@ Result<LayerPlan> PlanLayer(const ModelFile& model, std::uint32_t layer) {
   return plan;
 }
 
-Result<ExpertBytes> LoadExpertBytes(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert) {
-  ExpertBytes bytes;
-  RETURN_IF_FAULT(ReadSlabs(model, plan, expert, bytes));
-  return bytes;
+Result<SlabBytes> ReadSlabs(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert) {
+  if (expert >= plan.layer->n_experts) {
+    return Fail(FaultCode::kRefused, "layer {} has experts 0 to {}, not {}", plan.layer->layer.value,
+                plan.layer->n_experts - 1, expert);
+  }
+  ASSIGN_OR_RETURN(const auto slabs, model.Slabs({plan.layer->layer, ExpertId(static_cast<std::uint16_t>(expert))}));
+  SlabBytes out;
+  for (const SlabRef& slab : slabs) {
+    if (slab.kind == SlabKind::kInputScale) continue;
+    auto& bytes = out.parts[static_cast<std::size_t>(slab.projection)][static_cast<std::size_t>(slab.kind)];
+    bytes.resize(slab.size_bytes);
+    RETURN_IF_FAULT(model.ReadAt(slab.file, slab.offset, bytes));
+  }
+  return out;
 }
 
 Result<OracleExpert> LoadOracleExpert(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert) {
-  ASSIGN_OR_RETURN(const ExpertBytes bytes, LoadExpertBytes(model, plan, expert));
+  ASSIGN_OR_RETURN(const SlabBytes bytes, ReadSlabs(model, plan, expert));
   OracleExpert oracle;
   for (std::size_t p = 0; p < bytes.parts.size(); ++p) {
-    const auto& shape = bytes.shape.projections[p];
-    if (!shape.has_value()) continue;
+    const ExpertTensor* weight = plan.layer->Find(static_cast<Projection>(p), SlabKind::kWeight);
+    if (weight == nullptr) continue;
     const std::string what = std::format("layer {} expert {} {}", plan.layer->layer.value, expert,
                                          ProjectionName(static_cast<Projection>(p)));
+    const auto& ne = weight->tensor->ne;
     ASSIGN_OR_RETURN(OracleMatrix matrix,
-                     OracleMatrix::Make(what, shape->type, shape->n_in, shape->n_out, bytes.parts[p][0]));
+                     OracleMatrix::Make(what, weight->tensor->type, static_cast<std::uint32_t>(ne[0]),
+                                        static_cast<std::uint32_t>(ne[1]), bytes.parts[p][0]));
     ASSIGN_OR_RETURN(matrix.bias, AsFloats(bytes.parts[p][1]));
     ASSIGN_OR_RETURN(const std::vector<float> scale, AsFloats(bytes.parts[p][2]));
     if (!scale.empty()) matrix.scale = scale[0];
