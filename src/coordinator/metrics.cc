@@ -93,6 +93,25 @@ std::string PrometheusText(const StatusReply& status) {
   page.Each("node_seen_seconds", "gauge", "Since a worker was last heard of.", status.nodes, node,
             [](const NodeStatus& row) { return row.seconds_since_seen; });
 
+  page.Each("node_admitted", "gauge", "0: a backbone found that a worker computes wrong.", status.nodes, node,
+            [](const NodeStatus& row) { return row.admitted ? 1 : 0; });
+  const auto checks = [&](std::string_view name, std::string_view type, std::string_view help, auto value) {
+    page.Family(name, type, help);
+    for (const BackboneStatus& row : status.backbones) {
+      for (const NodeCheck& check : row.report.checks) {
+        page.Row({{"backbone", row.backbone_id}, {"node", check.node_id}}, value(check));
+      }
+    }
+  };
+  checks("check_canaries_total", "counter", "Canary rows of a worker that were judged.",
+         [](const NodeCheck& check) { return check.canaries; });
+  checks("check_spots_total", "counter", "Live results of a worker that were checked.",
+         [](const NodeCheck& check) { return check.spot_checks; });
+  checks("check_skipped_total", "counter", "Live results drawn for a check for which there was no time.",
+         [](const NodeCheck& check) { return check.skipped; });
+  checks("check_worst_cosine", "gauge", "Of one row of a worker against its reference.",
+         [](const NodeCheck& check) { return check.worst_cosine; });
+
   const auto backbone = [&](const BackboneStatus& row, auto value) {
     page.Row({{"backbone", row.backbone_id}, {"program", row.program}}, value);
   };

@@ -223,7 +223,23 @@ Result<void> Registry::ReportBackbone(const std::string& backbone_id, BackboneRe
   const std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(Backbone* const backbone, FindBackbone(backbone_id, caller));
   backbone->seen = clock_.Now();
+  bool changed = false;
+  for (NodeCheck& check : report.checks) {
+    for (std::string* text : {&check.state, &check.kernel_class, &check.kernel_model, &check.refusal}) {
+      *text = PlainText(*text);
+    }
+    if (check.state != "refused") continue;
+    const auto entry = nodes_.find(check.node_id);
+    if (entry == nodes_.end() || !entry->second.refusal.empty()) continue;
+    Node& node = entry->second;
+    node.refusal = check.refusal.empty() ? "it computes wrong" : check.refusal;
+    ++node.version;
+    changed = true;
+    log_.Error("{} ({}) is refused by backbone {} and gets no more work: {}", node.request.name, node.id.substr(0, 8),
+               backbone->request.program, node.refusal);
+  }
   backbone->report = std::move(report);
+  if (changed) Rebalance();
   return {};
 }
 
@@ -281,7 +297,9 @@ StatusReply Registry::Status() const {
   std::map<LayerId, std::vector<std::uint32_t>> holders;
   for (const LayerGeometry& layer : served_.geometry()) holders[layer.layer].resize(layer.n_experts);
   for (const Node& node : nodes_ | std::views::values) {
-    for (const SliceId slice : node.ready) ++holders[slice.layer][slice.expert.value];
+    if (node.refusal.empty()) {
+      for (const SliceId slice : node.ready) ++holders[slice.layer][slice.expert.value];
+    }
     NodeStatus& row = status.nodes.emplace_back();
     row.node_id = node.id;
     row.name = node.request.name;
@@ -299,6 +317,12 @@ StatusReply Registry::Status() const {
     row.busy_us = node.report.busy_us;
     row.seconds_since_seen = Seconds(now - node.seen);
     row.ready = served_.ToHoldings(node.ready);
+    row.admitted = node.refusal.empty();
+    row.refusal = node.refusal;
+    for (const Backbone& backbone : backbones_ | std::views::values) {
+      std::ranges::copy_if(backbone.report.checks, std::back_inserter(row.checks),
+                           [&](const NodeCheck& check) { return check.node_id == node.id; });
+    }
   }
   for (const auto& [layer, counts] : holders) {
     LayerCoverage& row = status.layers.emplace_back();
@@ -340,6 +364,7 @@ void Registry::Rebalance() {
   std::vector<NodeShare> shares;
   std::vector<Node*> nodes;
   for (Node& node : nodes_ | std::views::values) {
+    if (!node.refusal.empty()) continue;  // what it should hold goes to others
     NodeShare& share = shares.emplace_back();
     share.id = std::format("{:020}", node.number);
     share.memory_bytes = node.request.memory_bytes;
@@ -367,6 +392,9 @@ NodeOrders Registry::OrdersFor(const Node& node, const Caller& caller) const {
   NodeOrders orders;
   orders.version = node.version;
   orders.hold = served_.ToHoldings(node.assigned);
+  orders.admitted = node.refusal.empty();
+  orders.refusal = node.refusal;
+  if (!orders.admitted) return orders;
   const std::int64_t expires = UnixNow() + options_.ticket_life.count();
   for (const Backbone& backbone : backbones_ | std::views::values) {
     BackboneRef& ref = orders.backbones.emplace_back();

@@ -78,6 +78,7 @@ class Registry {
     std::vector<SliceId> assigned, ready;  // sorted
     std::uint64_t version = 1;
     NodeReport report;
+    std::string refusal;  // not empty: a backbone found that it computes wrong
     TimePoint seen;
   };
   struct Backbone {

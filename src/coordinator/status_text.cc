@@ -87,6 +87,16 @@ std::string ShortId(const std::string& id) {
   return id.substr(0, 8);
 }
 
+std::string CheckText(const std::string& name, const NodeCheck& check) {
+  if (check.state == "refused") return "";  // said already
+  if (check.canaries + check.spot_checks == 0) return std::format("{}: {}\n", name, check.state);
+  return std::format(
+      "{}: {}; {} canaries and {} spot checks of {} slices, cosine {:.7f} (worst {:.7f}), at most {:.3g} of the derived "
+      "bound; {} ({})\n",
+      name, check.state, check.canaries, check.spot_checks, check.slices, check.cosine, check.worst_cosine,
+      check.over_bound, check.kernel_class, check.kernel_model);
+}
+
 std::string NodesText(const std::vector<NodeStatus>& nodes) {
   Table table({"NODE", "ID", "STATE", "DEVICE", "GIVES", "SLICES", "TO LOAD", "PAIRS", "BUSY", "SEEN", "HOLDS"});
   for (const NodeStatus& node : nodes) {
@@ -99,6 +109,7 @@ std::string NodesText(const std::vector<NodeStatus>& nodes) {
   std::string text = table.Text();
   for (const NodeStatus& node : nodes) {
     if (!node.refusal.empty()) text += std::format("{} is kept off backbones: {}\n", node.name, node.refusal);
+    for (const NodeCheck& check : node.checks) text += CheckText(node.name, check);
     if (!node.error.empty()) text += std::format("{} says: {}\n", node.name, node.error);
   }
   return text;

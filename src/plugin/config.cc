@@ -61,6 +61,16 @@ Result<PluginConfig> ReadConfig(const std::function<std::optional<std::string>(c
   if (deadline) config.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(*deadline));
   ASSIGN_OR_RETURN(const auto hedge, number("LINKCPP_HEDGE_MS", 0, 3'600'000));
   if (hedge) config.hedge_after = std::chrono::milliseconds(static_cast<std::int64_t>(*hedge));
+  ASSIGN_OR_RETURN(const auto spot_share, number("LINKCPP_SPOT_CHECKS", 0, 1));
+  if (spot_share) config.spot_share = *spot_share;
+  ASSIGN_OR_RETURN(const auto check_cpu, number("LINKCPP_CHECK_CPU", 0, 1));
+  if (check_cpu) config.check_cpu_share = *check_cpu;
+  if (const auto value = lookup("LINKCPP_CANARIES"); value && !value->empty()) {
+    if (*value != "on" && *value != "off") {
+      return Fail(FaultCode::kLocal, "LINKCPP_CANARIES={} is neither 'on' nor 'off'", *value);
+    }
+    config.canaries = *value == "on";
+  }
   if (const auto value = lookup("LINKCPP_TRACE")) config.trace = !value->empty() && *value != "0";
   return config;
 }

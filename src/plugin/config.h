@@ -24,6 +24,9 @@ struct PluginConfig {
   double wait_seconds = 10;                // LINKCPP_WAIT_S: at the first use, how long to wait for full coverage
   std::chrono::milliseconds deadline{10'000};  // LINKCPP_DEADLINE_MS
   std::chrono::milliseconds hedge_after{0};    // LINKCPP_HEDGE_MS; 0: adaptive
+  bool canaries = true;                    // LINKCPP_CANARIES=on|off: workers answer canary rows before they are asked
+  double spot_share = 0.005;               // LINKCPP_SPOT_CHECKS: of live pairs, checked again
+  double check_cpu_share = 0.02;           // LINKCPP_CHECK_CPU: of one core, at most, for checks while serving
   bool trace = false;                      // LINKCPP_TRACE=1: say once per layer and recipe how it is computed
 };
 

@@ -20,6 +20,7 @@ TEST(PluginConfig, NothingSetMeansLocalOnlyOnLoopback) {
   EXPECT_EQ(config->coordinator, "");
   EXPECT_EQ(config->data_listen, "127.0.0.1:0");
   EXPECT_TRUE(config->allow_local);
+  EXPECT_TRUE(config->canaries);
 }
 
 TEST(PluginConfig, ReadsSizesAndTimes) {
@@ -35,6 +36,9 @@ TEST(PluginConfig, AWrongValueNamesItsVariable) {
                                                                       {"LINKCPP_LOCAL_MEMORY", "64 parsecs"},
                                                                       {"LINKCPP_WAIT_S", "-1"},
                                                                       {"LINKCPP_THREADS", "0"},
+                                                                      {"LINKCPP_CANARIES", "some"},
+                                                                      {"LINKCPP_SPOT_CHECKS", "2"},
+                                                                      {"LINKCPP_CHECK_CPU", "-0.1"},
                                                                       {"LINKCPP_DEADLINE_MS", "soon"}}) {
     const auto config = Read({{name, value}});
     ASSERT_FALSE(config.has_value()) << name;

@@ -18,6 +18,8 @@
 namespace linkcpp {
 namespace {
 
+constexpr std::uint64_t kSecondKernelBytes = std::uint64_t{64} << 20;
+
 std::vector<std::string> CommandLine() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> arguments;
@@ -89,14 +91,29 @@ ModelRuntime::ModelRuntime(ModelFile model, const PluginConfig& config, LogSink&
     : model_(std::move(model)),
       config_(config),
       log_(log),
-      local_(model_, config.local_memory_bytes, config.n_threads, log) {}
+      local_(model_, config.local_memory_bytes, config.n_threads, log),
+      second_kernel_(model_, kSecondKernelBytes, 1, log) {}
+
+ModelRuntime::~ModelRuntime() {
+  if (auditor_ != nullptr) auditor_->Stop();  // before the swarm goes
+}
 
 Result<std::unique_ptr<ModelRuntime>> ModelRuntime::Open(const std::string& path, const PluginConfig& config, LogSink& log) {
   ASSIGN_OR_RETURN(ModelFile model, ModelFile::Open(path));
   std::unique_ptr<ModelRuntime> runtime(new ModelRuntime(std::move(model), config, log));
-  runtime->swarm_ = Swarm::Create(
-      SwarmOptions{.allow_local = config.allow_local, .deadline = config.deadline, .hedge_after = config.hedge_after},
-      &runtime->local_, runtime->clock_, log);
+  SwarmOptions swarm{
+      .allow_local = config.allow_local, .deadline = config.deadline, .hedge_after = config.hedge_after};
+  const bool audited = !config.coordinator.empty() && (config.canaries || config.spot_share > 0);
+  if (audited) {
+    runtime->auditor_ = std::make_unique<Auditor>(
+        runtime->model_, &runtime->second_kernel_,
+        AuditorOptions{.canaries = config.canaries, .cpu_share = config.check_cpu_share}, runtime->clock_, log);
+    swarm.gated = config.canaries;
+    swarm.spot_share = config.spot_share;
+    swarm.on_news = [auditor = runtime->auditor_.get()] { auditor->Wake(); };
+  }
+  runtime->swarm_ = Swarm::Create(swarm, &runtime->local_, runtime->clock_, log);
+  if (audited) runtime->auditor_->Start(*runtime->swarm_);
   if (config.coordinator.empty()) {
     log.Info("LINKCPP_COORDINATOR is not set: all experts of {} are computed here", path);
     return runtime;

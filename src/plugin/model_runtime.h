@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "admission/auditor.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/result.h"
@@ -26,6 +27,8 @@ class ModelRuntime {
   // Opens the file's header and attaches to the coordinator, if there is one.
   // kRefused: the coordinator has another model, or the token is wrong. kGone: no coordinator there.
   static Result<std::unique_ptr<ModelRuntime>> Open(const std::string& path, const PluginConfig& config, LogSink& log);
+
+  ~ModelRuntime();
 
   const ModelFile& model() const { return model_; }
 
@@ -46,6 +49,8 @@ class ModelRuntime {
   LogSink& log_;
   SteadyClock clock_;
   CpuExperts local_;
+  CpuExperts second_kernel_;          // for checks of experts without an oracle; on the auditor's thread
+  std::unique_ptr<Auditor> auditor_;  // nullptr: no coordinator. Outlives the swarm, which wakes it
   std::unique_ptr<Swarm> swarm_;
   std::unique_ptr<BackboneSession> session_;  // nullptr: no coordinator
 

@@ -1,8 +1,5 @@
 #include "swarm/backbone_session.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -13,6 +10,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/quiet_thread.h"
 #include "net/tcp.h"
 #include "swarm/data_port.h"
 
@@ -29,20 +27,6 @@ constexpr milliseconds kLongestPause{5'000};  // between attempts while the coor
 constexpr milliseconds kTickEvery{500};
 constexpr int kProbeRounds = 4;
 constexpr std::size_t kMaxProbes = 1024;  // a coordinator asks for a few
-
-// A thread that leaves the host's signals to the host's own threads.
-template <class Run>
-std::jthread StartThread(const char* name, Run run) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::jthread thread([name, run](std::stop_token stop) {
-    pthread_setname_np(pthread_self(), name);
-    run(stop);
-  });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
-}
 
 class HttpBackboneSession final : public BackboneSession {
  public:
@@ -75,8 +59,8 @@ class HttpBackboneSession final : public BackboneSession {
                                 clock_, log_));
     client_ = HttpClient::Create(options_.coordinator);
     RETURN_IF_FAULT(AttachNow({}));
-    ticker_ = StartThread("linkcpp-tick", [this](std::stop_token stop) { Tick(stop); });
-    reporter_ = StartThread("linkcpp-report", [this](std::stop_token stop) { Report(stop); });
+    ticker_ = StartQuietThread("linkcpp-tick", [this](std::stop_token stop) { Tick(stop); });
+    reporter_ = StartQuietThread("linkcpp-report", [this](std::stop_token stop) { Report(stop); });
     return {};
   }
 
