@@ -18,7 +18,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A canary is one row asked alone and the same row among others: kernels multiply a few rows and many in different ways.
+// A canary is one row asked alone and the same row among others: kernels multiply a few rows and many in different
+// ways.
 constexpr std::uint32_t kRows = kManyPairs + 1;
 constexpr std::size_t kExamsAtOnce = 4;  // layers of one worker: hides round trips, leaves room for live traffic
 constexpr milliseconds kFirstPause{500};
@@ -28,9 +29,13 @@ constexpr std::size_t kMaxSamples = 256;
 constexpr double kMaxCreditS = 0.5;
 constexpr std::uint64_t kOracleAnyway = 8;  // one in so many samples is judged here though another holder agrees
 
-double Finite(double value) { return std::isfinite(value) ? value : 1e300; }
+double Finite(double value) {
+  return std::isfinite(value) ? value : 1e300;
+}
 
-bool SameBits(std::span<const float> a, std::span<const float> b) { return BitIdentical(a, b); }
+bool SameBits(std::span<const float> a, std::span<const float> b) {
+  return BitIdentical(a, b);
+}
 
 }  // namespace
 
@@ -63,7 +68,9 @@ Auditor::Auditor(const ModelFile& model, LocalExperts* kernel, const AuditorOpti
       credited_at_(clock.Now()),
       over_time_at_(clock.Now()) {}
 
-Auditor::~Auditor() { Stop(); }
+Auditor::~Auditor() {
+  Stop();
+}
 
 void Auditor::Start(Swarm& swarm) {
   thread_ = StartQuietThread("linkcpp-audit", [this, &swarm](std::stop_token stop) {
@@ -216,9 +223,11 @@ bool Auditor::Examine(Swarm& swarm, Subject& subject) {
   if (!waiting && !subject.offer.holds->empty() && subject.check.state == "checking" && subject.check.canaries > 0) {
     subject.check.state = "admitted";
     subject.news = true;
-    log_.Info("worker {} is admitted: {} canaries, cosine {:.7f} (worst {:.7f}), at most {:.3g} of the derived bound; {} ({})",
-              subject.offer.node_id, subject.check.canaries, subject.exact.Cosine(), subject.check.worst_cosine,
-              subject.check.over_bound, subject.offer.kernel_class, subject.check.kernel_model);
+    log_.Info(
+        "worker {} is admitted: {} canaries, cosine {:.7f} (worst {:.7f}), at most {:.3g} of the derived bound; {} "
+        "({})",
+        subject.offer.node_id, subject.check.canaries, subject.exact.Cosine(), subject.check.worst_cosine,
+        subject.check.over_bound, subject.offer.kernel_class, subject.check.kernel_model);
   }
   return did;
 }
@@ -246,7 +255,8 @@ bool Auditor::Handle(Swarm& swarm, Arrived arrived) {
       return true;
     }
     if (arrived.answer.has_value() && !agrees && subject != nullptr && HasBudget()) {
-      (void)Charged([&] { return Judge(swarm, *subject, sample.slice, sample.recipe, sample.x, *arrived.answer, true); });
+      (void)Charged(
+          [&] { return Judge(swarm, *subject, sample.slice, sample.recipe, sample.x, *arrived.answer, true); });
     }
     if (HasBudget()) {
       JudgeSample(swarm, sample);
@@ -299,8 +309,7 @@ bool Auditor::Handle(Swarm& swarm, Arrived arrived) {
 Auditor::Verdict Auditor::Judge(Swarm& swarm, Subject& subject, SliceId slice, const Recipe& recipe,
                                 std::span<const float> x, std::span<const float> y, bool canary) {
   if (subject.check.state == "refused") return Verdict::kWrong;
-  const auto found =
-      examiner_.Examine(slice, recipe, x, y, subject.is_gpu, subject.check.kernel_model, canary);
+  const auto found = examiner_.Examine(slice, recipe, x, y, subject.is_gpu, subject.check.kernel_model, canary);
   if (!found.has_value()) {
     if (canary && !subject.closed.contains(slice.layer.value)) {
       CloseLayer(subject, slice.layer.value, found.error().text);
@@ -317,8 +326,8 @@ Auditor::Verdict Auditor::Judge(Swarm& swarm, Subject& subject, SliceId slice, c
   subject.news = true;
   if (found->right) return Verdict::kRight;
   check.state = "refused";
-  check.refusal = std::format("{} failed: {}; {}", canary ? "a check" : "a spot check", found->text,
-                              subject.offer.kernel_class);
+  check.refusal =
+      std::format("{} failed: {}; {}", canary ? "a check" : "a spot check", found->text, subject.offer.kernel_class);
   RecordNews(swarm);
   swarm.Expel(subject.offer.worker, check.refusal);
   return Verdict::kWrong;
@@ -409,8 +418,8 @@ bool Auditor::ExamineOverTime(Swarm& swarm) {
 bool Auditor::HasBudget() {
   if (options_.cpu_share >= 1) return true;
   const TimePoint now = clock_.Now();
-  credit_s_ = std::min(
-      kMaxCreditS, credit_s_ + options_.cpu_share * std::chrono::duration<double>(now - credited_at_).count());
+  credit_s_ =
+      std::min(kMaxCreditS, credit_s_ + options_.cpu_share * std::chrono::duration<double>(now - credited_at_).count());
   credited_at_ = now;
   return credit_s_ > 0;
 }

@@ -34,7 +34,8 @@ struct AuditorOptions {
 class Auditor {
  public:
   // All borrowed must outlive it. `kernel`: examiner.h; used from the auditor's thread only.
-  Auditor(const ModelFile& model, LocalExperts* kernel, const AuditorOptions& options, const Clock& clock, LogSink& log);
+  Auditor(const ModelFile& model, LocalExperts* kernel, const AuditorOptions& options, const Clock& clock,
+          LogSink& log);
   ~Auditor();  // stops
 
   // Starts the thread. Ended by Stop, which must be called before the swarm goes; the auditor itself may outlive it, so
@@ -72,20 +73,21 @@ class Auditor {
     NodeCheck check;
     Comparison exact;
     std::map<std::uint16_t, LayerExam> exams;  // running
-    std::map<std::uint16_t, std::string> closed;  // layers it can not be asked for, and why; until it states its holdings anew
+    std::map<std::uint16_t, std::string>
+        closed;  // layers it can not be asked for, and why; until it states its holdings anew
     TimePoint not_before{};
     Duration pause{};
     std::set<SliceId> judged;
     bool asked_over_time = false;
     bool news = true;  // its check changed since it was recorded
   };
-  struct Canaries {  // of one layer
+  struct Canaries {           // of one layer
     std::vector<float> rows;  // [kRows, n_in]
     std::size_t judged = 0;
   };
 
   bool Handle(Swarm& swarm, Arrived arrived);
-  bool Renew(Swarm& swarm);            // subjects ⇄ offers
+  bool Renew(Swarm& swarm);                      // subjects ⇄ offers
   bool Examine(Swarm& swarm, Subject& subject);  // asks canaries of layers that wait
   bool LookAtSamples(Swarm& swarm);
   bool ExamineOverTime(Swarm& swarm);

@@ -27,8 +27,8 @@ void Forget(const ModelFile& model, SliceId slice) {
     const int fd = model.source(slab.file).fd();
     if (fd < 0) continue;
     const std::uint64_t begin = slab.offset - std::min(slab.offset, kReadAhead);
-    ::posix_fadvise(fd, static_cast<off_t>(begin), static_cast<off_t>(slab.offset + slab.size_bytes + kReadAhead - begin),
-                    POSIX_FADV_DONTNEED);
+    ::posix_fadvise(fd, static_cast<off_t>(begin),
+                    static_cast<off_t>(slab.offset + slab.size_bytes + kReadAhead - begin), POSIX_FADV_DONTNEED);
   }
 }
 
@@ -133,7 +133,8 @@ Result<Finding> Examiner::Examine(SliceId slice, const Recipe& recipe, std::span
     if (best.right) break;
   }
   best.text = std::format(
-      "{}: NMSE {:.2e}, where its row format makes {:.2e} and nothing else does; cosine {:.7f}; largest difference {:.3g} "
+      "{}: NMSE {:.2e}, where its row format makes {:.2e} and nothing else does; cosine {:.7f}; largest difference "
+      "{:.3g} "
       "of its derived bound (kernel model: {})",
       SliceText(slice), best.exact.Nmse(), best.explained, best.exact.Cosine(), best.over_bound, best.model);
   return best;
@@ -156,9 +157,9 @@ Result<Finding> Examiner::AskSecondKernel(const ExamPlan& exam, SliceId slice, c
   const bool finite = finding.exact.n_not_finite() == 0;
   finding.right = finite && finding.exact.Cosine() >= kLeastCosine;
   finding.over_bound = finite ? (1 - finding.exact.Cosine()) / (1 - kLeastCosine) : HUGE_VAL;
-  finding.text = std::format("{}: cosine {:.7f} against this machine's own kernel, {} is the least; NMSE {:.2e} ({})",
-                             SliceText(slice), finding.exact.Cosine(), kLeastCosine, finding.exact.Nmse(),
-                             exam.no_oracle);
+  finding.text =
+      std::format("{}: cosine {:.7f} against this machine's own kernel, {} is the least; NMSE {:.2e} ({})",
+                  SliceText(slice), finding.exact.Cosine(), kLeastCosine, finding.exact.Nmse(), exam.no_oracle);
   return finding;
 }
 

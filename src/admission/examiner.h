@@ -1,8 +1,8 @@
 // Is this row what that expert makes of that row? The judgement behind admission and spot checks.
 //
-// The reference is the oracle's result and its derived bound (oracle/bound.h), computed here from the model file. A type
-// without an oracle, or an expert too large to be dequantised in passing, is judged by a second kernel instead, and by a
-// fixed cosine, because nothing is derived for that. Knows nothing of workers or links. One thread at a time.
+// The reference is the oracle's result and its derived bound (oracle/bound.h), computed here from the model file. A
+// type without an oracle, or an expert too large to be dequantised in passing, is judged by a second kernel instead,
+// and by a fixed cosine, because nothing is derived for that. Knows nothing of workers or links. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ class Examiner {
  public:
   // Larger experts (weights) are judged by the second kernel: dequantised they would take 4 bytes each for a moment.
   static constexpr std::uint64_t kMaxWeights = std::uint64_t{1} << 26;
-  // Against a second kernel: two right ones differ by their row formats, 6.5e-4 in NMSE each at worst (docs/numerics.md),
-  // which is a cosine of 0.9994.
+  // Against a second kernel: two right ones differ by their row formats, 6.5e-4 in NMSE each at worst
+  // (docs/numerics.md), which is a cosine of 0.9994.
   static constexpr double kLeastCosine = 0.999;
 
   // `model` and `kernel` must outlive this; kernel may be nullptr, then such experts can not be examined.

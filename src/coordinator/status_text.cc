@@ -91,7 +91,8 @@ std::string CheckText(const std::string& name, const NodeCheck& check) {
   if (check.state == "refused") return "";  // said already
   if (check.canaries + check.spot_checks == 0) return std::format("{}: {}\n", name, check.state);
   return std::format(
-      "{}: {}; {} canaries and {} spot checks of {} slices, cosine {:.7f} (worst {:.7f}), at most {:.3g} of the derived "
+      "{}: {}; {} canaries and {} spot checks of {} slices, cosine {:.7f} (worst {:.7f}), at most {:.3g} of the "
+      "derived "
       "bound; {} ({})\n",
       name, check.state, check.canaries, check.spot_checks, check.slices, check.cosine, check.worst_cosine,
       check.over_bound, check.kernel_class, check.kernel_model);

@@ -33,7 +33,8 @@ Result<PluginConfig> ReadConfig(const std::function<std::optional<std::string>(c
   if (config.token.empty()) {
     if (const auto path = lookup("LINKCPP_TOKEN_FILE"); path && !path->empty()) {
       std::ifstream file(*path);
-      if (!(file >> config.token)) return Fail(FaultCode::kLocal, "LINKCPP_TOKEN_FILE={}: there is no token in it", *path);
+      if (!(file >> config.token))
+        return Fail(FaultCode::kLocal, "LINKCPP_TOKEN_FILE={}: there is no token in it", *path);
     }
   }
   if (const auto value = lookup("LINKCPP_LOCAL"); value && !value->empty()) {

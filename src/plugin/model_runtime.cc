@@ -73,7 +73,8 @@ std::pair<std::string, std::uint16_t> FirstSplit(const std::string& path) {
   const std::string tail = path.substr(path.size() - kTail);
   unsigned number = 0;
   unsigned count = 0;
-  if (std::sscanf(tail.c_str(), "-%5u-of-%5u.gguf", &number, &count) != 2 || number == 0 || number > count) return {path, 0};
+  if (std::sscanf(tail.c_str(), "-%5u-of-%5u.gguf", &number, &count) != 2 || number == 0 || number > count)
+    return {path, 0};
   if (std::format("-{:05}-of-{:05}.gguf", number, count) != tail) return {path, 0};
   return {path.substr(0, path.size() - kTail) + std::format("-{:05}-of-{:05}.gguf", 1, count),
           static_cast<std::uint16_t>(number - 1)};
@@ -98,11 +99,11 @@ ModelRuntime::~ModelRuntime() {
   if (auditor_ != nullptr) auditor_->Stop();  // before the swarm goes
 }
 
-Result<std::unique_ptr<ModelRuntime>> ModelRuntime::Open(const std::string& path, const PluginConfig& config, LogSink& log) {
+Result<std::unique_ptr<ModelRuntime>> ModelRuntime::Open(const std::string& path, const PluginConfig& config,
+                                                         LogSink& log) {
   ASSIGN_OR_RETURN(ModelFile model, ModelFile::Open(path));
   std::unique_ptr<ModelRuntime> runtime(new ModelRuntime(std::move(model), config, log));
-  SwarmOptions swarm{
-      .allow_local = config.allow_local, .deadline = config.deadline, .hedge_after = config.hedge_after};
+  SwarmOptions swarm{.allow_local = config.allow_local, .deadline = config.deadline, .hedge_after = config.hedge_after};
   const bool audited = !config.coordinator.empty() && (config.canaries || config.spot_share > 0);
   if (audited) {
     runtime->auditor_ = std::make_unique<Auditor>(
@@ -126,7 +127,8 @@ Result<std::unique_ptr<ModelRuntime>> ModelRuntime::Open(const std::string& path
   options.kernel_class = "host";
   options.header_hash = runtime->model_.header_hash().Hex();
   auto session = BackboneSession::Attach(
-      options, [&model = runtime->model_](const SlabProbe& wanted) { return HashSlab(model, wanted); }, *runtime->swarm_, log);
+      options, [&model = runtime->model_](const SlabProbe& wanted) { return HashSlab(model, wanted); },
+      *runtime->swarm_, log);
   if (!session) return Wrap(session.error(), std::format("attaching {} to {}", path, options.coordinator.url));
   runtime->session_ = std::move(*session);
   log.Info("{} attached to {} as backbone {}", path, options.coordinator.url, runtime->session_->backbone_id());
@@ -144,15 +146,16 @@ void ModelRuntime::WaitForCoverage() {
   while (swarm_->CoveredSlices() < n_slices && seconds() < config_.wait_seconds) {
     if (seconds() >= told + 1) {
       told = seconds();
-      log_.Info("waiting for workers: {} of {} slices are covered ({:.0f} of {:.0f} s)", swarm_->CoveredSlices(), n_slices,
-                told, config_.wait_seconds);
+      log_.Info("waiting for workers: {} of {} slices are covered ({:.0f} of {:.0f} s)", swarm_->CoveredSlices(),
+                n_slices, told, config_.wait_seconds);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   const std::uint64_t covered = swarm_->CoveredSlices();
   if (covered < n_slices) {
-    log_.Warning("{} of {} slices have no worker: {}", n_slices - covered, n_slices,
-                 config_.allow_local ? "they are computed here" : "a request that needs one fails (LINKCPP_LOCAL=deny)");
+    log_.Warning(
+        "{} of {} slices have no worker: {}", n_slices - covered, n_slices,
+        config_.allow_local ? "they are computed here" : "a request that needs one fails (LINKCPP_LOCAL=deny)");
   } else {
     log_.Info("all {} slices are covered by workers", n_slices);
   }
@@ -169,17 +172,20 @@ Result<void> ModelRuntime::Compute(LayerId layer, const Recipe& recipe, std::spa
 }
 
 void ModelRuntime::AdviseMapping(std::uint16_t file, std::uint64_t file_offset, std::uint64_t size, void* base) {
-  // A fault in the backbone reads around it, as far as the disk reads ahead (128 KiB to 8 MiB seen): not next to experts.
+  // A fault in the backbone reads around it, as far as the disk reads ahead (128 KiB to 8 MiB seen): not next to
+  // experts.
   constexpr std::uint64_t kReadAround = std::uint64_t{8} << 20;
   const std::uint64_t page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const int fd = ::open(model_.paths()[file].c_str(), O_RDONLY | O_CLOEXEC);
   std::uint64_t expert_bytes = 0;
   for (const TensorInfo& tensor : model_.tensors()) {
     if (tensor.file != file) continue;
-    const std::uint64_t begin = (tensor.offset + page - 1) / page * page;       // whole pages inside the tensor
+    const std::uint64_t begin = (tensor.offset + page - 1) / page * page;  // whole pages inside the tensor
     const std::uint64_t end = (tensor.offset + tensor.size_bytes) / page * page;
     if (!ParseExpertTensorName(tensor.name)) {
-      if (fd >= 0) ::posix_fadvise(fd, static_cast<off_t>(tensor.offset), static_cast<off_t>(tensor.size_bytes), POSIX_FADV_WILLNEED);
+      if (fd >= 0)
+        ::posix_fadvise(fd, static_cast<off_t>(tensor.offset), static_cast<off_t>(tensor.size_bytes),
+                        POSIX_FADV_WILLNEED);
       continue;
     }
     if (begin >= end || begin < file_offset || end > file_offset + size) continue;
@@ -210,7 +216,8 @@ Result<std::shared_ptr<ModelRuntime>> ModelRegistry::ForMapping(const void* addr
   if (address == nullptr) {
     const std::string path = config_.model.empty() ? ModelOfCommandLine(CommandLine()) : config_.model;
     if (path.empty()) {
-      return Fail(FaultCode::kLocal, "the model file is not known: set LINKCPP_MODEL to its path, or let the host map it");
+      return Fail(FaultCode::kLocal,
+                  "the model file is not known: set LINKCPP_MODEL to its path, or let the host map it");
     }
     return ForPath(FirstSplit(path).first);
   }
@@ -219,8 +226,8 @@ Result<std::shared_ptr<ModelRuntime>> ModelRegistry::ForMapping(const void* addr
   while (std::getline(maps, line)) {
     std::uint64_t begin = 0, end = 0, offset = 0, inode = 0;
     int path_at = 0;
-    if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " %*s %" SCNx64 " %*s %" SCNu64 " %n", &begin, &end, &offset, &inode,
-                    &path_at) < 4) {
+    if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " %*s %" SCNx64 " %*s %" SCNu64 " %n", &begin, &end, &offset,
+                    &inode, &path_at) < 4) {
       continue;
     }
     const auto wanted = reinterpret_cast<std::uint64_t>(address);

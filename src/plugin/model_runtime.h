@@ -66,7 +66,8 @@ class ModelRegistry {
 
   // The runtime of the file whose mapping contains `address` (/proc/self/maps), or of the configured model when
   // address is nullptr. Splits share the runtime of their first file.
-  Result<std::shared_ptr<ModelRuntime>> ForMapping(const void* address, std::uint16_t* file, std::uint64_t* file_offset);
+  Result<std::shared_ptr<ModelRuntime>> ForMapping(const void* address, std::uint16_t* file,
+                                                   std::uint64_t* file_offset);
   Result<std::shared_ptr<ModelRuntime>> ForPath(const std::string& path);
 
  private:

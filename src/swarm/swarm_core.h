@@ -35,8 +35,8 @@ struct WorkerLink {
   std::shared_ptr<LinkReport> figures;  // of the node; outlive the link
   LinkCost cost;
   std::map<std::uint64_t, std::shared_ptr<Flight>> flights;  // by id, so in the order sent
-  bool lost = false;                // nothing is sent to it or believed from it any more; on_close follows
-  bool leaving = false;             // said goodbye: answers what it has, gets no more
+  bool lost = false;     // nothing is sent to it or believed from it any more; on_close follows
+  bool leaving = false;  // said goodbye: answers what it has, gets no more
   std::shared_ptr<const SliceLists> holds = std::make_shared<SliceLists>();
   std::set<std::uint16_t> admitted;  // layers of `holds` that are in the table, when the swarm is gated
   struct Answer {                    // a live one: what it was trusted with last
@@ -143,8 +143,8 @@ class SwarmCore final : public Swarm {
   std::map<std::string, std::shared_ptr<LinkReport>> nodes_;
   std::unordered_map<std::uint16_t, std::vector<std::uint64_t>> heat_;  // [layer][expert]
   BackboneReport totals_;                                               // without links and heat
-  std::map<std::string, std::string> expelled_;  // node: why
-  std::map<std::string, NodeCheck> checks_;      // by node
+  std::map<std::string, std::string> expelled_;                         // node: why
+  std::map<std::string, NodeCheck> checks_;                             // by node
   std::deque<LiveSample> samples_;
   Rng sample_rng_;
   std::uint64_t pairs_to_sample_ = 0;  // live pairs until the next sample

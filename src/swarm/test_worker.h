@@ -91,6 +91,11 @@ class FakeWorker {
 
   // What it does with the next dispatch; drawn per dispatch when set.
   std::function<Mood()> mood = [] { return Mood::kHonest; };
+  // What it computes for pair i of a dispatch.
+  std::function<void(const DispatchMessage&, std::size_t i, std::span<const float> row, std::span<float> y)> expert =
+      [](const DispatchMessage& dispatch, std::size_t i, std::span<const float> row, std::span<float> y) {
+        FakeExpert(dispatch.layer, ExpertId(dispatch.pairs[i].expert), row, y);
+      };
   Duration compute{};
   bool hold_back = false;
   bool answers_pings = true;
@@ -126,9 +131,8 @@ class FakeWorker {
     auto n_pairs = static_cast<std::uint32_t>(dispatch.pairs.size());
     std::vector<float> y(std::size_t{n_pairs} * n_out_);
     for (std::size_t i = 0; i < n_pairs; ++i) {
-      FakeExpert(dispatch.layer, ExpertId(dispatch.pairs[i].expert),
-                 x.subspan(std::size_t{dispatch.pairs[i].row} * dispatch.row_len, dispatch.row_len),
-                 std::span(y).subspan(i * n_out_, n_out_));
+      expert(dispatch, i, x.subspan(std::size_t{dispatch.pairs[i].row} * dispatch.row_len, dispatch.row_len),
+             std::span(y).subspan(i * n_out_, n_out_));
     }
     ResultMessage result{dispatch.id, dispatch.reply_type, n_pairs, n_out_, 10};
     const Mood today = mood();

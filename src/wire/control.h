@@ -113,10 +113,10 @@ struct LinkReport {
 // since. A pair is judged by its derived bound (oracle/bound.h). Where a figure is infinite it says 1e300.
 struct NodeCheck {
   std::string node_id;
-  std::string state;             // "checking" | "admitted" | "refused"
-  std::string kernel_class;      // as the worker says
-  std::string kernel_model;      // the model of a kernel that its results follow (oracle/bound.h)
-  std::uint64_t canaries = 0;    // pairs judged that nobody but the check wanted
+  std::string state;              // "checking" | "admitted" | "refused"
+  std::string kernel_class;       // as the worker says
+  std::string kernel_model;       // the model of a kernel that its results follow (oracle/bound.h)
+  std::uint64_t canaries = 0;     // pairs judged that nobody but the check wanted
   std::uint64_t spot_checks = 0;  // live pairs judged, or found to have the same bits elsewhere
   std::uint64_t skipped = 0;      // live pairs drawn for a check for which there was no time
   std::uint64_t slices = 0;       // different ones with a pair that was judged
