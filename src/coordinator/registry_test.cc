@@ -12,6 +12,7 @@ namespace linkcpp {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::HasSubstr;
 
 class RegistryTest : public testing::Test {
  protected:
@@ -159,6 +160,40 @@ TEST_F(RegistryTest, ABackboneNotHeardOfIsDroppedFromTheOrders) {
   ASSERT_TRUE(registry_.Detach(kept, caller_));
   EXPECT_TRUE(Orders(node).backbones.empty());
   EXPECT_EQ(registry_.ReportBackbone(kept, {}, caller_).error().code, FaultCode::kGone);
+}
+
+TEST_F(RegistryTest, AWorkerThatABackboneFoundWrongLosesItsWorkAndIsToldWhy) {
+  const std::uint64_t n_slices = Austen().manifest().n_slices();
+  const std::string wrong = Join(Worker("wrong", kPlenty));
+  Load(wrong);
+  const std::string right = Join(Worker("right", MemoryFor(2)));
+  const std::string backbone = Attach();
+  const NodeOrders before = Orders(wrong);
+  ASSERT_EQ(before.backbones.size(), 1u);
+
+  BackboneReport report;
+  report.checks.push_back({.node_id = right, .state = "admitted", .canaries = 8, .cosine = 0.9998});
+  report.checks.push_back({.node_id = wrong, .state = "refused", .refusal = "layer 3 expert 1: NMSE 4\x1b[2J"});
+  report.checks.push_back({.node_id = "nobody", .state = "refused"});
+  ASSERT_TRUE(registry_.ReportBackbone(backbone, report, caller_));
+
+  const NodeOrders orders = registry_.Orders(wrong, before.version, caller_, {}).value();  // news: does not wait
+  EXPECT_GT(orders.version, before.version);
+  EXPECT_FALSE(orders.admitted);
+  EXPECT_THAT(orders.refusal, HasSubstr("layer 3 expert 1: NMSE 4"));
+  EXPECT_THAT(orders.refusal, testing::Not(HasSubstr("\x1b")));
+  EXPECT_TRUE(orders.backbones.empty());
+  EXPECT_EQ(registry_.Status().slices_covered, 0u);  // what it has loaded counts no more
+  const StatusReply status = registry_.Status();
+  EXPECT_FALSE(status.nodes[0].admitted);
+  EXPECT_THAT(status.nodes[0].refusal, HasSubstr("NMSE 4"));
+  EXPECT_TRUE(status.nodes[1].admitted);
+  ASSERT_EQ(status.nodes[1].checks.size(), 1u);
+  EXPECT_EQ(status.nodes[1].checks[0].canaries, 8u);
+
+  const std::string next = Join(Worker("next", kPlenty));
+  EXPECT_EQ(NSlices(Orders(next).hold), n_slices);
+  EXPECT_EQ(Orders(next).backbones.size(), 1u);
 }
 
 TEST_F(RegistryTest, AFileWithAnotherHeaderIsRefused) {

@@ -133,8 +133,8 @@ std::string BackbonesText(const StatusReply& status) {
       any_link = true;
       links.Row({backbone.program, name == names.end() ? "?" : name->second, ShortId(link.node_id),
                  std::format("{}", link.pairs), BytesText(link.bytes_sent), BytesText(link.bytes_received),
-                 std::format("{:.2f} ms", link.rtt_us_mean / 1e3), std::format("{:.2f} ms", link.rtt_us_max / 1e3),
-                 std::format("{}", link.faults)});
+                 link.connected ? std::format("{:.2f} ms", link.rtt_us_mean / 1e3) : "gone",
+                 std::format("{:.2f} ms", link.rtt_us_max / 1e3), std::format("{}", link.faults)});
     }
   }
   return backbones.Text() + (any_link ? "\n" + links.Text() : "");

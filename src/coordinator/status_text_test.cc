@@ -46,9 +46,34 @@ StatusReply Small() {
   link.pairs = 123;
   link.bytes_sent = 2'000'000;
   link.rtt_us_mean = 350;
+  link.connected = true;
   backbone.report.links.push_back(link);
   status.backbones.push_back(backbone);
   return status;
+}
+
+TEST(StatusText, SaysWhatChecksFound) {
+  StatusReply status = Small();
+  status.nodes[0].checks.push_back({.node_id = status.nodes[0].node_id,
+                                    .state = "admitted",
+                                    .kernel_class = "ggml-0.27.0/CPU/x",
+                                    .kernel_model = "cpu",
+                                    .canaries = 8,
+                                    .spot_checks = 3,
+                                    .slices = 7,
+                                    .cosine = 0.99985,
+                                    .worst_cosine = 0.9996,
+                                    .over_bound = 0.3});
+  EXPECT_THAT(StatusText(status),
+              HasSubstr("laptop: admitted; 8 canaries and 3 spot checks of 7 slices, cosine 0.9998500 "
+                        "(worst 0.9996000), at most 0.3 of the derived bound; ggml-0.27.0/CPU/x (cpu)"));
+  status.nodes[0].admitted = false;
+  status.nodes[0].refusal = "layer 0 expert 3: NMSE 4";
+  status.backbones[0].report.links[0].connected = false;
+  const std::string text = StatusText(status);
+  EXPECT_THAT(text, HasSubstr("refused"));
+  EXPECT_THAT(text, HasSubstr("laptop is kept off backbones: layer 0 expert 3: NMSE 4"));
+  EXPECT_THAT(text, HasSubstr("gone"));
 }
 
 TEST(StatusText, SaysWhoHoldsWhatAndWhatTheBackboneDidItself) {
