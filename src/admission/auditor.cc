@@ -57,8 +57,7 @@ struct Auditor::Inbox {
 
 Auditor::Auditor(const ModelFile& model, LocalExperts* kernel, const AuditorOptions& options, const Clock& clock,
                  LogSink& log)
-    : model_(model),
-      options_(options),
+    : options_(options),
       clock_(clock),
       log_(log),
       examiner_(model, kernel),

@@ -107,7 +107,6 @@ class Auditor {
   bool HasBudget();
   Verdict Charged(const std::function<Verdict()>& judge);  // takes its time off the budget
 
-  const ModelFile& model_;
   const AuditorOptions options_;
   const Clock& clock_;
   LogSink& log_;

@@ -38,7 +38,9 @@ Result<Hash> Hash::FromHex(std::string_view digits) {
   return hash;
 }
 
-Hasher::Hasher() : state_(std::make_unique<State>()) { blake3_hasher_init(&state_->hasher); }
+Hasher::Hasher() : state_(std::make_unique<State>()) {
+  blake3_hasher_init(&state_->hasher);
+}
 Hasher::~Hasher() = default;
 Hasher::Hasher(Hasher&&) noexcept = default;
 Hasher& Hasher::operator=(Hasher&&) noexcept = default;
@@ -59,6 +61,8 @@ Hash HashOf(std::span<const std::byte> bytes) {
   return hasher.Finish();
 }
 
-Hash HashOf(std::string_view text) { return HashOf(std::as_bytes(std::span(text.data(), text.size()))); }
+Hash HashOf(std::string_view text) {
+  return HashOf(std::as_bytes(std::span(text.data(), text.size())));
+}
 
 }  // namespace linkcpp

@@ -16,7 +16,7 @@ namespace linkcpp {
 struct Hash {
   std::array<std::uint8_t, 32> bytes{};
 
-  std::string Hex() const;                                // 64 lower-case digits
+  std::string Hex() const;                               // 64 lower-case digits
   static Result<Hash> FromHex(std::string_view digits);  // kMalformed
   friend auto operator<=>(const Hash&, const Hash&) = default;
 };

@@ -8,9 +8,9 @@ namespace {
 
 constexpr std::string_view kGluNames[kGluFns] = {"reglu",     "geglu",       "swiglu",      "swiglu_oai",
                                                  "geglu_erf", "geglu_quick", "swiglu_clamp"};
-constexpr std::string_view kUnaryNames[kUnaryFns] = {"relu", "silu", "gelu",     "gelu_quick", "gelu_erf", "sigmoid",
-                                                     "tanh", "neg",  "exp",      "softplus",   "abs",      "elu",
-                                                     "hardswish", "hardsigmoid", "step", "sgn"};
+constexpr std::string_view kUnaryNames[kUnaryFns] = {
+    "relu", "silu",     "gelu", "gelu_quick", "gelu_erf",  "sigmoid",     "tanh", "neg",
+    "exp",  "softplus", "abs",  "elu",        "hardswish", "hardsigmoid", "step", "sgn"};
 
 void PutF32(std::vector<std::uint8_t>& out, float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
@@ -23,7 +23,9 @@ float GetF32(std::span<const std::uint8_t> bytes) {
   return std::bit_cast<float>(bits);
 }
 
-bool TakesTwo(StepOp op) { return op == StepOp::kGlu || op == StepOp::kMul || op == StepOp::kAdd; }
+bool TakesTwo(StepOp op) {
+  return op == StepOp::kGlu || op == StepOp::kMul || op == StepOp::kAdd;
+}
 
 }  // namespace
 
@@ -100,10 +102,14 @@ Result<Recipe> DecodeRecipe(std::span<const std::uint8_t> bytes) {
       return Fail(FaultCode::kMalformed, "recipe step {}: unknown operation {}", i, field[0]);
     }
     step.op = static_cast<StepOp>(field[0]);
-    if (field[1] >= kProjections) return Fail(FaultCode::kMalformed, "recipe step {}: unknown projection {}", i, field[1]);
+    if (field[1] >= kProjections)
+      return Fail(FaultCode::kMalformed, "recipe step {}: unknown projection {}", i, field[1]);
     step.projection = static_cast<Projection>(field[1]);
     step.fn = field[2];
-    const int n_fns = step.op == StepOp::kGlu ? kGluFns : step.op == StepOp::kUnary ? kUnaryFns : step.op == StepOp::kHalf ? 2 : 1;
+    const int n_fns = step.op == StepOp::kGlu     ? kGluFns
+                      : step.op == StepOp::kUnary ? kUnaryFns
+                      : step.op == StepOp::kHalf  ? 2
+                                                  : 1;
     if (step.fn >= n_fns) return Fail(FaultCode::kMalformed, "recipe step {}: unknown function {}", i, step.fn);
     if (field[3] > 1) return Fail(FaultCode::kMalformed, "recipe step {}: swapped is {}", i, field[3]);
     step.swapped = field[3] == 1;

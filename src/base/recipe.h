@@ -23,9 +23,9 @@ inline constexpr int kProjections = 4;
 const char* ProjectionName(Projection projection);  // "gate", "up", "down", "gate_up"
 
 enum class StepOp : std::uint8_t {  // on the wire: do not renumber
-  kProject = 1,  // projection's weight times value a
-  kBias = 2,     // value a + the expert's bias of projection
-  kScale = 3,    // value a × the expert's scale (one number) of projection
+  kProject = 1,                     // projection's weight times value a
+  kBias = 2,                        // value a + the expert's bias of projection
+  kScale = 3,                       // value a × the expert's scale (one number) of projection
   kGlu = 4,      // glu(a, b), function in fn; b == a: both halves of one row (activated half first; swapped: second)
   kUnary = 5,    // unary(a), function in fn
   kSquare = 6,   // a × a
@@ -37,13 +37,33 @@ enum class StepOp : std::uint8_t {  // on the wire: do not renumber
 };
 
 enum class GluFn : std::uint8_t {  // on the wire: do not renumber
-  kReglu = 0, kGeglu = 1, kSwiglu = 2, kSwigluOai = 3, kGegluErf = 4, kGegluQuick = 5, kSwigluClamp = 6,
+  kReglu = 0,
+  kGeglu = 1,
+  kSwiglu = 2,
+  kSwigluOai = 3,
+  kGegluErf = 4,
+  kGegluQuick = 5,
+  kSwigluClamp = 6,
 };
 inline constexpr int kGluFns = 7;
 
 enum class UnaryFn : std::uint8_t {  // on the wire: do not renumber
-  kRelu = 0, kSilu = 1, kGelu = 2, kGeluQuick = 3, kGeluErf = 4, kSigmoid = 5, kTanh = 6, kNeg = 7, kExp = 8,
-  kSoftplus = 9, kAbs = 10, kElu = 11, kHardswish = 12, kHardsigmoid = 13, kStep = 14, kSgn = 15,
+  kRelu = 0,
+  kSilu = 1,
+  kGelu = 2,
+  kGeluQuick = 3,
+  kGeluErf = 4,
+  kSigmoid = 5,
+  kTanh = 6,
+  kNeg = 7,
+  kExp = 8,
+  kSoftplus = 9,
+  kAbs = 10,
+  kElu = 11,
+  kHardswish = 12,
+  kHardsigmoid = 13,
+  kStep = 14,
+  kSgn = 15,
 };
 inline constexpr int kUnaryFns = 16;
 

@@ -45,19 +45,19 @@ std::unexpected<Fault> Wrap(const Fault& fault, std::string_view doing);
 #define LINKCPP_CONCAT(a, b) LINKCPP_CONCAT_(a, b)
 
 // RETURN_IF_FAULT(Write(file));
-#define RETURN_IF_FAULT(expression)                                     \
-  do {                                                                  \
-    if (auto result_ = (expression); !result_.has_value()) {            \
-      return std::unexpected(std::move(result_).error());               \
-    }                                                                   \
+#define RETURN_IF_FAULT(expression)                          \
+  do {                                                       \
+    if (auto result_ = (expression); !result_.has_value()) { \
+      return std::unexpected(std::move(result_).error());    \
+    }                                                        \
   } while (false)
 
 // ASSIGN_OR_RETURN(auto file, Open(path));
 #define ASSIGN_OR_RETURN(declaration, expression) \
   ASSIGN_OR_RETURN_(LINKCPP_CONCAT(result_, __LINE__), declaration, expression)
-#define ASSIGN_OR_RETURN_(result, declaration, expression)   \
-  auto result = (expression);                                \
-  if (!result.has_value()) {                                 \
-    return std::unexpected(std::move(result).error());       \
-  }                                                          \
+#define ASSIGN_OR_RETURN_(result, declaration, expression) \
+  auto result = (expression);                              \
+  if (!result.has_value()) {                               \
+    return std::unexpected(std::move(result).error());     \
+  }                                                        \
   declaration = std::move(*result)

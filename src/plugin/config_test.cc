@@ -24,7 +24,8 @@ TEST(PluginConfig, NothingSetMeansLocalOnlyOnLoopback) {
 }
 
 TEST(PluginConfig, ReadsSizesAndTimes) {
-  const auto config = Read({{"LINKCPP_LOCAL_MEMORY", "1.5GiB"}, {"LINKCPP_DEADLINE_MS", "250"}, {"LINKCPP_LOCAL", "deny"}});
+  const auto config =
+      Read({{"LINKCPP_LOCAL_MEMORY", "1.5GiB"}, {"LINKCPP_DEADLINE_MS", "250"}, {"LINKCPP_LOCAL", "deny"}});
   ASSERT_TRUE(config.has_value());
   EXPECT_EQ(config->local_memory_bytes, 1610612736u);
   EXPECT_EQ(config->deadline.count(), 250);

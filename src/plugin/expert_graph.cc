@@ -69,7 +69,9 @@ std::optional<ExpertTensorName> ScaleRootOf(const ggml_tensor* t, ggml_backend_b
   return name;
 }
 
-bool SameShape(const ggml_tensor* a, const ggml_tensor* b) { return std::equal(a->ne, a->ne + GGML_MAX_DIMS, b->ne); }
+bool SameShape(const ggml_tensor* a, const ggml_tensor* b) {
+  return std::equal(a->ne, a->ne + GGML_MAX_DIMS, b->ne);
+}
 
 // A pair value's identity: rows are comparable only when layer and selection are the same.
 struct Pairing {
@@ -106,8 +108,8 @@ class Reader {
   bool IsHalf(const ggml_tensor* t) const {
     const ggml_tensor* whole = t->src[0];
     return t->op == GGML_OP_VIEW && whole != nullptr && whole->op != GGML_OP_VIEW && t->type == GGML_TYPE_F32 &&
-           t->ne[0] * 2 == whole->ne[0] && t->ne[1] == whole->ne[1] && t->ne[2] == whole->ne[2] && t->ne[3] == whole->ne[3] &&
-           t->nb[1] == whole->nb[1] && t->nb[2] == whole->nb[2] &&
+           t->ne[0] * 2 == whole->ne[0] && t->ne[1] == whole->ne[1] && t->ne[2] == whole->ne[2] &&
+           t->ne[3] == whole->ne[3] && t->nb[1] == whole->nb[1] && t->nb[2] == whole->nb[2] &&
            (HalfOffset(t) == 0 || HalfOffset(t) == static_cast<std::size_t>(t->ne[0]) * sizeof(float));
   }
   static std::size_t HalfOffset(const ggml_tensor* t) {
@@ -139,14 +141,16 @@ class Reader {
       case GGML_OP_ADD_ID: {
         const auto a = Operand(t->src[0], depth);
         const auto name = ExpertWeightOf(t->src[1], ours_);
-        if (!a || !name || name->kind != SlabKind::kBias || name->layer != a->layer || t->src[2] != a->ids) return std::nullopt;
+        if (!a || !name || name->kind != SlabKind::kBias || name->layer != a->layer || t->src[2] != a->ids)
+          return std::nullopt;
         return a;
       }
       case GGML_OP_GLU: {
         if (!GluOf(t)) return std::nullopt;
         const auto a = Operand(t->src[0], depth);
         if (!a) return std::nullopt;
-        if (t->src[1] != nullptr && (Operand(t->src[1], depth) != a || !SameShape(t->src[0], t->src[1]))) return std::nullopt;
+        if (t->src[1] != nullptr && (Operand(t->src[1], depth) != a || !SameShape(t->src[0], t->src[1])))
+          return std::nullopt;
         return a;
       }
       case GGML_OP_UNARY: return UnaryOf(t) ? Operand(t->src[0], depth) : std::nullopt;
@@ -181,8 +185,8 @@ class Reader {
 // Writes down one value's recipe. Fails (false) when it would need two different inputs or too many steps.
 class RecipeWriter {
  public:
-  RecipeWriter(Reader& reader, ggml_backend_buffer_type_t ours, const std::unordered_map<const ggml_tensor*, int>& nodes,
-               ExpertCall& call)
+  RecipeWriter(Reader& reader, ggml_backend_buffer_type_t ours,
+               const std::unordered_map<const ggml_tensor*, int>& nodes, ExpertCall& call)
       : reader_(reader), ours_(ours), nodes_(nodes), call_(call) {}
 
   bool Write(const ggml_tensor* result, const Pairing& pairing) {
@@ -224,7 +228,8 @@ class RecipeWriter {
           step.a = 0;
         }
         call_.weight = t->src[0];
-        if (const auto at = nodes_.find(t); at != nodes_.end()) call_.first_node = std::min(call_.first_node, at->second);
+        if (const auto at = nodes_.find(t); at != nodes_.end())
+          call_.first_node = std::min(call_.first_node, at->second);
         step.op = StepOp::kProject;
         step.projection = ExpertWeightOf(t->src[0], ours_)->projection;
         return Push(t, step, value);
@@ -247,9 +252,7 @@ class RecipeWriter {
         step.op = StepOp::kUnary;
         step.fn = static_cast<std::uint8_t>(*UnaryOf(t));
         return Value(t->src[0], step.a) && Push(t, step, value);
-      case GGML_OP_SQR:
-        step.op = StepOp::kSquare;
-        return Value(t->src[0], step.a) && Push(t, step, value);
+      case GGML_OP_SQR: step.op = StepOp::kSquare; return Value(t->src[0], step.a) && Push(t, step, value);
       case GGML_OP_CLAMP:
       case GGML_OP_SCALE:
         step.op = t->op == GGML_OP_CLAMP ? StepOp::kClamp : StepOp::kFactor;
@@ -386,7 +389,8 @@ std::vector<SplitStep> PlanSplit(ggml_cgraph* graph, ggml_backend_buffer_type_t 
     // Interleave what is left, in node order.
     std::vector<SplitStep> all;
     std::size_t next_call = 0;
-    std::vector<bool> call_begins(static_cast<std::size_t>(n_nodes), false);  // a call's rows are to be read here at the latest
+    std::vector<bool> call_begins(static_cast<std::size_t>(n_nodes),
+                                  false);  // a call's rows are to be read here at the latest
     for (const SplitStep& step : steps) call_begins[static_cast<std::size_t>(step.call.first_node)] = true;
     bool begin_group = true;
     for (int i = 0; i < n_nodes; ++i) {

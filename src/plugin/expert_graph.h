@@ -35,16 +35,16 @@ struct ExpertCall {
   const ggml_tensor* weight = nullptr;  // one of its weights: leads to the model
   LayerId layer;
   Recipe recipe;
-  int first_node = 0;                   // input and ids are surely intact before this node runs
+  int first_node = 0;  // input and ids are surely intact before this node runs
 };
 
 // One piece of work of a split, in order.
 struct SplitStep {
   enum class Kind { kCall, kHostOps };
   Kind kind = Kind::kHostOps;
-  int node = 0;                          // position of its (last) result
-  ExpertCall call;                       // kCall
-  std::vector<ggml_tensor*> nodes;       // kHostOps: computed as they are, on the CPU backend
+  int node = 0;                     // position of its (last) result
+  ExpertCall call;                  // kCall
+  std::vector<ggml_tensor*> nodes;  // kHostOps: computed as they are, on the CPU backend
 };
 
 // Splits the nodes of one graph into calls and plain operations. Every node that is not interior to a call is covered.

@@ -151,7 +151,8 @@ TEST_F(ExpertGraph, BiasesAndScalesBelongToTheRecipe) {
 }
 
 TEST_F(ExpertGraph, OtherPeoplesMatmulsAreNotOurs) {
-  for (const char* name : {"blk.0.ffn_up_shexp.weight", "blk.0.ffn_up_chexps.weight", "blk.0.ffn_up_exps.weight.lora_a", "x"}) {
+  for (const char* name :
+       {"blk.0.ffn_up_shexp.weight", "blk.0.ffn_up_chexps.weight", "blk.0.ffn_up_exps.weight.lora_a", "x"}) {
     ggml_tensor* weight = Ours(ggml_new_tensor_3d(context_, GGML_TYPE_F32, kEmbd, kFf, kExperts), name);
     EXPECT_FALSE(TakesOperation(Matmul(weight, x), kOurs)) << name;
   }

@@ -17,12 +17,12 @@ inline constexpr int kApiVersion = 3;
 struct BufferTypeTable {
   const char* (*get_name)(ggml_backend_buffer_type_t);
   ggml_backend_buffer_t (*alloc_buffer)(ggml_backend_buffer_type_t, size_t size);
-  ggml_backend_buffer_t (*alloc_buffer_n)(ggml_backend_buffer_type_t, ggml_tensor**, int);   // optional
+  ggml_backend_buffer_t (*alloc_buffer_n)(ggml_backend_buffer_type_t, ggml_tensor**, int);  // optional
   size_t (*get_alignment)(ggml_backend_buffer_type_t);
-  size_t (*get_max_size)(ggml_backend_buffer_type_t);                                        // optional
-  size_t (*get_alloc_size)(ggml_backend_buffer_type_t, const ggml_tensor*);                  // optional
-  size_t (*get_alloc_size_n)(ggml_backend_buffer_type_t, ggml_tensor**, int);                // optional
-  bool (*is_host)(ggml_backend_buffer_type_t);                                               // optional
+  size_t (*get_max_size)(ggml_backend_buffer_type_t);                          // optional
+  size_t (*get_alloc_size)(ggml_backend_buffer_type_t, const ggml_tensor*);    // optional
+  size_t (*get_alloc_size_n)(ggml_backend_buffer_type_t, ggml_tensor**, int);  // optional
+  bool (*is_host)(ggml_backend_buffer_type_t);                                 // optional
 };
 
 struct BufferType {
@@ -34,15 +34,15 @@ struct BufferType {
 struct BufferTable {
   void (*free_buffer)(ggml_backend_buffer_t);
   void* (*get_base)(ggml_backend_buffer_t);
-  ggml_status (*init_tensor)(ggml_backend_buffer_t, ggml_tensor*);                           // optional
+  ggml_status (*init_tensor)(ggml_backend_buffer_t, ggml_tensor*);  // optional
   void (*memset_tensor)(ggml_backend_buffer_t, ggml_tensor*, uint8_t value, size_t offset, size_t size);
   void (*set_tensor)(ggml_backend_buffer_t, ggml_tensor*, const void* data, size_t offset, size_t size);
   void (*get_tensor)(ggml_backend_buffer_t, const ggml_tensor*, void* data, size_t offset, size_t size);
   void (*set_tensor_2d)(ggml_backend_buffer_t, ggml_tensor*, const void*, size_t, size_t, size_t, size_t, size_t);
   void (*get_tensor_2d)(ggml_backend_buffer_t, const ggml_tensor*, void*, size_t, size_t, size_t, size_t, size_t);
-  bool (*cpy_tensor)(ggml_backend_buffer_t, const ggml_tensor* src, ggml_tensor* dst);       // optional
+  bool (*cpy_tensor)(ggml_backend_buffer_t, const ggml_tensor* src, ggml_tensor* dst);  // optional
   void (*clear)(ggml_backend_buffer_t, uint8_t value);
-  void (*reset)(ggml_backend_buffer_t);                                                      // optional
+  void (*reset)(ggml_backend_buffer_t);  // optional
 };
 
 struct Buffer {
@@ -57,8 +57,8 @@ static_assert(offsetof(Buffer, type) == 0x58);
 struct BackendTable {
   const char* (*get_name)(ggml_backend_t);
   void (*free)(ggml_backend_t);
-  void (*set_tensor_async)(ggml_backend_t, ggml_tensor*, const void*, size_t, size_t);       // all from here optional,
-  void (*get_tensor_async)(ggml_backend_t, const ggml_tensor*, void*, size_t, size_t);       // but for graph_compute
+  void (*set_tensor_async)(ggml_backend_t, ggml_tensor*, const void*, size_t, size_t);  // all from here optional,
+  void (*get_tensor_async)(ggml_backend_t, const ggml_tensor*, void*, size_t, size_t);  // but for graph_compute
   void (*set_tensor_2d_async)(ggml_backend_t, ggml_tensor*, const void*, size_t, size_t, size_t, size_t, size_t);
   void (*get_tensor_2d_async)(ggml_backend_t, const ggml_tensor*, void*, size_t, size_t, size_t, size_t, size_t);
   bool (*cpy_tensor_async)(ggml_backend_t, ggml_backend_t, const ggml_tensor*, ggml_tensor*);
@@ -92,10 +92,10 @@ struct DeviceTable {
   ggml_backend_buffer_t (*buffer_from_host_ptr)(ggml_backend_dev_t, void*, size_t, size_t);  // optional
   bool (*supports_op)(ggml_backend_dev_t, const ggml_tensor*);
   bool (*supports_buft)(ggml_backend_dev_t, ggml_backend_buffer_type_t);
-  bool (*offload_op)(ggml_backend_dev_t, const ggml_tensor*);                                // optional
-  ggml_backend_event_t (*event_new)(ggml_backend_dev_t);                                     // optional
-  void (*event_free)(ggml_backend_dev_t, ggml_backend_event_t);                              // optional
-  void (*event_synchronize)(ggml_backend_dev_t, ggml_backend_event_t);                       // optional
+  bool (*offload_op)(ggml_backend_dev_t, const ggml_tensor*);           // optional
+  ggml_backend_event_t (*event_new)(ggml_backend_dev_t);                // optional
+  void (*event_free)(ggml_backend_dev_t, ggml_backend_event_t);         // optional
+  void (*event_synchronize)(ggml_backend_dev_t, ggml_backend_event_t);  // optional
 };
 
 struct Device {
@@ -108,7 +108,7 @@ struct RegTable {
   const char* (*get_name)(ggml_backend_reg_t);
   size_t (*get_device_count)(ggml_backend_reg_t);
   ggml_backend_dev_t (*get_device)(ggml_backend_reg_t, size_t index);
-  void* (*get_proc_address)(ggml_backend_reg_t, const char* name);                           // optional
+  void* (*get_proc_address)(ggml_backend_reg_t, const char* name);  // optional
 };
 
 struct Reg {
@@ -118,13 +118,27 @@ struct Reg {
 };
 
 // ggml's handles are these structs.
-inline Buffer& Of(ggml_backend_buffer_t buffer) { return *reinterpret_cast<Buffer*>(buffer); }
-inline Backend& Of(ggml_backend_t backend) { return *reinterpret_cast<Backend*>(backend); }
-inline Device& Of(ggml_backend_dev_t device) { return *reinterpret_cast<Device*>(device); }
-inline ggml_backend_buffer_type_t Handle(BufferType* type) { return reinterpret_cast<ggml_backend_buffer_type_t>(type); }
-inline ggml_backend_t Handle(Backend* backend) { return reinterpret_cast<ggml_backend_t>(backend); }
-inline ggml_backend_dev_t Handle(Device* device) { return reinterpret_cast<ggml_backend_dev_t>(device); }
-inline ggml_backend_reg_t Handle(Reg* reg) { return reinterpret_cast<ggml_backend_reg_t>(reg); }
+inline Buffer& Of(ggml_backend_buffer_t buffer) {
+  return *reinterpret_cast<Buffer*>(buffer);
+}
+inline Backend& Of(ggml_backend_t backend) {
+  return *reinterpret_cast<Backend*>(backend);
+}
+inline Device& Of(ggml_backend_dev_t device) {
+  return *reinterpret_cast<Device*>(device);
+}
+inline ggml_backend_buffer_type_t Handle(BufferType* type) {
+  return reinterpret_cast<ggml_backend_buffer_type_t>(type);
+}
+inline ggml_backend_t Handle(Backend* backend) {
+  return reinterpret_cast<ggml_backend_t>(backend);
+}
+inline ggml_backend_dev_t Handle(Device* device) {
+  return reinterpret_cast<ggml_backend_dev_t>(device);
+}
+inline ggml_backend_reg_t Handle(Reg* reg) {
+  return reinterpret_cast<ggml_backend_reg_t>(reg);
+}
 
 }  // namespace linkcpp::abi
 

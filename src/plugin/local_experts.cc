@@ -48,7 +48,8 @@ Result<CpuExperts::Pool*> CpuExperts::PoolFor(const MoeLayer& layer) {
     const std::uint64_t fits = memory_bytes_ / n_shapes / std::max<std::uint64_t>(1, shape.bytes());
     const std::uint64_t n_slots = std::clamp<std::uint64_t>(fits, 1, n_alike);
     ASSIGN_OR_RETURN(pool.stack, ExpertStack::Create(shape, static_cast<std::uint32_t>(n_slots), *device_));
-    log_.Info("computing experts of layer {} here: room for {} slices of {} bytes", layer.layer.value, n_slots, shape.bytes());
+    log_.Info("computing experts of layer {} here: room for {} slices of {} bytes", layer.layer.value, n_slots,
+              shape.bytes());
   }
   return &pool;
 }
@@ -93,15 +94,17 @@ Result<std::uint32_t> CpuExperts::SlotFor(Pool& pool, const MoeLayer& layer, Exp
 Result<void> CpuExperts::Compute(LayerId layer_id, const Recipe& recipe, std::span<const float> x, std::uint32_t n_in,
                                  std::span<const Pair> pairs, std::span<float> y, std::uint32_t n_out) {
   const MoeLayer* layer = model_.FindMoeLayer(layer_id);
-  if (layer == nullptr) return Fail(FaultCode::kRefused, "layer {} of {} has no experts", layer_id.value, model_.paths()[0]);
+  if (layer == nullptr)
+    return Fail(FaultCode::kRefused, "layer {} of {} has no experts", layer_id.value, model_.paths()[0]);
   ASSIGN_OR_RETURN(Pool* const pool, PoolFor(*layer));
   ASSIGN_OR_RETURN(const ExpertStack::Lengths lengths, pool->stack->Check(recipe));
   if (lengths.n_in != n_in || lengths.n_out != n_out) {
-    return Fail(FaultCode::kRefused, "layer {}: the recipe takes rows of {} and gives {}, not {} and {}", layer_id.value,
-                lengths.n_in, lengths.n_out, n_in, n_out);
+    return Fail(FaultCode::kRefused, "layer {}: the recipe takes rows of {} and gives {}, not {} and {}",
+                layer_id.value, lengths.n_in, lengths.n_out, n_in, n_out);
   }
 
-  // Sorted by expert, in chunks of as many distinct experts as there are slots, so that none is evicted before its turn.
+  // Sorted by expert, in chunks of as many distinct experts as there are slots, so that none is evicted before its
+  // turn.
   std::vector<std::uint32_t> order(pairs.size());
   for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
   std::ranges::stable_sort(order, {}, [&](std::uint32_t i) { return pairs[i].expert.value; });

@@ -44,12 +44,14 @@ struct BufferState {
   void* base = nullptr;
   std::size_t size = 0;
   bool owned = false;
-  std::shared_ptr<ModelRuntime> model;  // weights only
-  bool refused = false;                 // no runtime could be made: said once
+  std::shared_ptr<ModelRuntime> model;       // weights only
+  bool refused = false;                      // no runtime could be made: said once
   std::unordered_set<const void*> released;  // weights whose bytes were given back
 };
 
-BufferState& StateOf(ggml_backend_buffer_t buffer) { return *static_cast<BufferState*>(abi::Of(buffer).context); }
+BufferState& StateOf(ggml_backend_buffer_t buffer) {
+  return *static_cast<BufferState*>(abi::Of(buffer).context);
+}
 
 // ---- buffer
 
@@ -58,7 +60,9 @@ void BufferFree(ggml_backend_buffer_t buffer) {
   if (state->owned) ::munmap(state->base, state->size);
   delete state;
 }
-void* BufferBase(ggml_backend_buffer_t buffer) { return StateOf(buffer).base; }
+void* BufferBase(ggml_backend_buffer_t buffer) {
+  return StateOf(buffer).base;
+}
 void BufferMemset(ggml_backend_buffer_t, ggml_tensor* tensor, uint8_t value, size_t offset, size_t size) {
   std::memset(static_cast<char*>(tensor->data) + offset, value, size);
 }
@@ -93,19 +97,26 @@ constexpr abi::BufferTable kBufferTable{.free_buffer = BufferFree,
 
 // ---- buffer type
 
-const char* BufferTypeName(ggml_backend_buffer_type_t) { return kDeviceName; }
+const char* BufferTypeName(ggml_backend_buffer_type_t) {
+  return kDeviceName;
+}
 ggml_backend_buffer_t BufferTypeAlloc(ggml_backend_buffer_type_t type, size_t size) {
   // Pages come when they are touched: a weight buffer whose bytes are not kept costs address space only.
   const std::size_t mapped = std::max<std::size_t>(size, 1);
-  void* const base = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const base =
+      ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
     g_plugin->log->Error("cannot reserve {} bytes: {}", size, std::strerror(errno));
     return nullptr;
   }
   return ggml_backend_buffer_init(type, kBufferTable, new BufferState{base, mapped, true, nullptr, false, {}}, size);
 }
-size_t BufferTypeAlignment(ggml_backend_buffer_type_t) { return kAlignment; }
-bool BufferTypeIsHost(ggml_backend_buffer_type_t) { return true; }
+size_t BufferTypeAlignment(ggml_backend_buffer_type_t) {
+  return kAlignment;
+}
+bool BufferTypeIsHost(ggml_backend_buffer_type_t) {
+  return true;
+}
 
 // ---- backend
 
@@ -113,7 +124,9 @@ struct BackendState {
   SplitExecutor executor;
 };
 
-const char* BackendName(ggml_backend_t) { return kDeviceName; }
+const char* BackendName(ggml_backend_t) {
+  return kDeviceName;
+}
 void BackendFree(ggml_backend_t backend) {
   abi::Backend* const ours = &abi::Of(backend);
   delete static_cast<BackendState*>(ours->context);
@@ -132,20 +145,29 @@ ggml_status BackendCompute(ggml_backend_t backend, ggml_cgraph* graph) {
 
 // ---- device
 
-const char* DeviceName(ggml_backend_dev_t) { return kDeviceName; }
-const char* DeviceDescription(ggml_backend_dev_t) { return "routed experts on linkcpp workers"; }
-void DeviceMemory(ggml_backend_dev_t, size_t* free, size_t* total) { *free = *total = 0; }
-enum ggml_backend_dev_type DeviceType(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
+const char* DeviceName(ggml_backend_dev_t) {
+  return kDeviceName;
+}
+const char* DeviceDescription(ggml_backend_dev_t) {
+  return "routed experts on linkcpp workers";
+}
+void DeviceMemory(ggml_backend_dev_t, size_t* free, size_t* total) {
+  *free = *total = 0;
+}
+enum ggml_backend_dev_type DeviceType(ggml_backend_dev_t) {
+  return GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
 void DeviceProps(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
   props->name = DeviceName(device);
   props->description = DeviceDescription(device);
   props->type = DeviceType(device);
   props->device_id = nullptr;
   DeviceMemory(device, &props->memory_free, &props->memory_total);
-  props->caps = {.async = false, .host_buffer = false, .buffer_from_host_ptr = true, .events = false, .mmap_support = true};
+  props->caps = {
+      .async = false, .host_buffer = false, .buffer_from_host_ptr = true, .events = false, .mmap_support = true};
 }
-// The host did not map the model (--load-mode none, dio) and has read it into a buffer of ours: the model is found by its
-// path, and the bytes of the weight go, since the file serves what is computed here. Biases and scales stay.
+// The host did not map the model (--load-mode none, dio) and has read it into a buffer of ours: the model is found by
+// its path, and the bytes of the weight go, since the file serves what is computed here. Biases and scales stay.
 void TakeOver(BufferState& state, const ggml_tensor* weight) {
   static std::mutex mutex;  // several contexts of one model may compute at once
   const std::lock_guard lock(mutex);
@@ -174,17 +196,20 @@ ModelRuntime* ModelOf(const ggml_tensor* weight) {
   return state.model.get();
 }
 ggml_backend_t DeviceInit(ggml_backend_dev_t device, const char*) {
-  static ggml_guid guid = {0x6c, 0x69, 0x6e, 0x6b, 0x63, 0x70, 0x70, 0x2d, 0x65, 0x78, 0x70, 0x65, 0x72, 0x74, 0x73, 0x01};
+  static ggml_guid guid = {0x6c, 0x69, 0x6e, 0x6b, 0x63, 0x70, 0x70, 0x2d,
+                           0x65, 0x78, 0x70, 0x65, 0x72, 0x74, 0x73, 0x01};
   auto* const backend = new abi::Backend{};
   backend->guid = &guid;
   backend->table.get_name = BackendName;
   backend->table.free = BackendFree;
   backend->table.graph_compute = BackendCompute;
   backend->device = device;
-  backend->context = new BackendState{SplitExecutor(g_plugin->ours(), ModelOf, *g_plugin->log)};
+  backend->context = new BackendState{SplitExecutor(g_plugin->ours(), ModelOf)};
   return abi::Handle(backend);
 }
-ggml_backend_buffer_type_t DeviceBufferType(ggml_backend_dev_t) { return g_plugin->ours(); }
+ggml_backend_buffer_type_t DeviceBufferType(ggml_backend_dev_t) {
+  return g_plugin->ours();
+}
 ggml_backend_buffer_t DeviceMap(ggml_backend_dev_t, void* base, size_t size, size_t) {
   try {
     std::uint16_t file = 0;
@@ -195,23 +220,34 @@ ggml_backend_buffer_t DeviceMap(ggml_backend_dev_t, void* base, size_t size, siz
       return nullptr;
     }
     (*model)->AdviseMapping(file, file_offset, size, base);
-    return ggml_backend_buffer_init(g_plugin->ours(), kBufferTable, new BufferState{base, size, false, std::move(*model), false, {}}, size);
+    return ggml_backend_buffer_init(g_plugin->ours(), kBufferTable,
+                                    new BufferState{base, size, false, std::move(*model), false, {}}, size);
   } catch (const std::exception& error) {
     g_plugin->log->Error("taking the experts failed: {}", error.what());
     return nullptr;
   }
 }
-bool DeviceSupportsOp(ggml_backend_dev_t, const ggml_tensor* op) { return TakesOperation(op, g_plugin->ours()); }
+bool DeviceSupportsOp(ggml_backend_dev_t, const ggml_tensor* op) {
+  return TakesOperation(op, g_plugin->ours());
+}
 bool DeviceSupportsBuffer(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
   return type == g_plugin->ours() || ggml_backend_buft_is_host(type);
 }
 
 // ---- registry
 
-const char* RegName(ggml_backend_reg_t) { return kDeviceName; }
-size_t RegDeviceCount(ggml_backend_reg_t) { return 1; }
-ggml_backend_dev_t RegDevice(ggml_backend_reg_t, size_t) { return abi::Handle(&g_plugin->device); }
-void* RegProcAddress(ggml_backend_reg_t, const char*) { return nullptr; }
+const char* RegName(ggml_backend_reg_t) {
+  return kDeviceName;
+}
+size_t RegDeviceCount(ggml_backend_reg_t) {
+  return 1;
+}
+ggml_backend_dev_t RegDevice(ggml_backend_reg_t, size_t) {
+  return abi::Handle(&g_plugin->device);
+}
+void* RegProcAddress(ggml_backend_reg_t, const char*) {
+  return nullptr;
+}
 
 ggml_backend_reg_t MakePlugin() {
   const auto config = ReadConfig([](const char* name) -> std::optional<std::string> {

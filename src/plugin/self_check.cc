@@ -7,12 +7,14 @@
 
 namespace linkcpp {
 
-Result<void> SelfCheck(ggml_backend_reg_t reg, ggml_backend_buffer_type_t type, std::string_view name, std::size_t alignment) {
+Result<void> SelfCheck(ggml_backend_reg_t reg, ggml_backend_buffer_type_t type, std::string_view name,
+                       std::size_t alignment) {
   const auto differs = [](std::string_view what) {
-    return Fail(FaultCode::kRefused,
-                "this host's ggml {} reads {} differently than ggml 0.27 (backend API 3), for which this plug-in was built: "
-                "rebuild linkcpp for it (docs/plugin.md, \"Another ggml\")",
-                ggml_version(), what);
+    return Fail(
+        FaultCode::kRefused,
+        "this host's ggml {} reads {} differently than ggml 0.27 (backend API 3), for which this plug-in was built: "
+        "rebuild linkcpp for it (docs/plugin.md, \"Another ggml\")",
+        ggml_version(), what);
   };
   // A crash is worse than a refusal: the version is looked at before anything is called through the tables.
   if (std::string_view(ggml_version()).substr(0, 5) != "0.27.") return differs("the backend tables, perhaps,");
@@ -40,7 +42,8 @@ Result<void> SelfCheck(ggml_backend_reg_t reg, ggml_backend_buffer_type_t type, 
   if (context == nullptr) return Fail(FaultCode::kLocal, "out of memory");
   ggml_tensor* tensor = ggml_new_tensor_1d(context, GGML_TYPE_F32, 16);
   ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(type, 4096);
-  bool good = buffer != nullptr && ggml_backend_buffer_get_size(buffer) == 4096 && ggml_backend_buffer_get_type(buffer) == type;
+  bool good =
+      buffer != nullptr && ggml_backend_buffer_get_size(buffer) == 4096 && ggml_backend_buffer_get_type(buffer) == type;
   if (good) {
     ggml_backend_tensor_alloc(buffer, tensor, ggml_backend_buffer_get_base(buffer));
     std::array<float, 16> in{};
@@ -57,7 +60,8 @@ Result<void> SelfCheck(ggml_backend_reg_t reg, ggml_backend_buffer_type_t type, 
   if (!good) return differs("a buffer");
 
   ggml_backend_t backend = ggml_backend_dev_init(device, nullptr);
-  const bool named = backend != nullptr && ggml_backend_name(backend) == name && ggml_backend_get_device(backend) == device;
+  const bool named =
+      backend != nullptr && ggml_backend_name(backend) == name && ggml_backend_get_device(backend) == device;
   if (backend != nullptr) ggml_backend_free(backend);
   if (!named) return differs("a backend instance");
   return {};

@@ -10,6 +10,7 @@
 namespace linkcpp {
 
 // kRefused: an accessor returned something else than what we set; the text names it and the host's ggml version.
-Result<void> SelfCheck(ggml_backend_reg_t reg, ggml_backend_buffer_type_t type, std::string_view name, std::size_t alignment);
+Result<void> SelfCheck(ggml_backend_reg_t reg, ggml_backend_buffer_type_t type, std::string_view name,
+                       std::size_t alignment);
 
 }  // namespace linkcpp

@@ -6,7 +6,9 @@
 namespace linkcpp {
 namespace {
 
-bool Contiguous(const ggml_tensor* t) { return ggml_is_contiguous(t); }
+bool Contiguous(const ggml_tensor* t) {
+  return ggml_is_contiguous(t);
+}
 
 bool Overlap(std::span<const float> a, std::span<const float> b) {
   return a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
@@ -14,9 +16,8 @@ bool Overlap(std::span<const float> a, std::span<const float> b) {
 
 }  // namespace
 
-SplitExecutor::SplitExecutor(ggml_backend_buffer_type_t ours, std::function<ModelRuntime*(const ggml_tensor*)> model_of,
-                             LogSink& log)
-    : ours_(ours), model_of_(std::move(model_of)), log_(log) {}
+SplitExecutor::SplitExecutor(ggml_backend_buffer_type_t ours, std::function<ModelRuntime*(const ggml_tensor*)> model_of)
+    : ours_(ours), model_of_(std::move(model_of)) {}
 
 SplitExecutor::~SplitExecutor() {
   if (cpu_ != nullptr) ggml_backend_free(cpu_);
@@ -39,13 +40,16 @@ Result<SplitExecutor::Gathered> SplitExecutor::Gather(const ExpertCall& call) co
   }
   gathered.pairs.reserve(static_cast<std::size_t>(n_used * n_tokens));
   for (std::int64_t token = 0; token < n_tokens; ++token) {
-    const auto* selected = reinterpret_cast<const std::int32_t*>(static_cast<const char*>(ids->data) + token * static_cast<std::int64_t>(ids->nb[1]));
+    const auto* selected = reinterpret_cast<const std::int32_t*>(static_cast<const char*>(ids->data) +
+                                                                 token * static_cast<std::int64_t>(ids->nb[1]));
     for (std::int64_t j = 0; j < n_used; ++j) {
       if (selected[j] < 0 || static_cast<std::uint32_t>(selected[j]) >= layer->n_experts) {
-        return Fail(FaultCode::kLocal, "layer {}: the router chose expert {} of {}", call.layer.value, selected[j], layer->n_experts);
+        return Fail(FaultCode::kLocal, "layer {}: the router chose expert {} of {}", call.layer.value, selected[j],
+                    layer->n_experts);
       }
       const std::int64_t row = rows_per_token == 1 ? token : token * n_used + j;
-      gathered.pairs.push_back(Pair{static_cast<std::uint32_t>(row), ExpertId(static_cast<std::uint16_t>(selected[j]))});
+      gathered.pairs.push_back(
+          Pair{static_cast<std::uint32_t>(row), ExpertId(static_cast<std::uint16_t>(selected[j]))});
     }
   }
   const auto n_rows = static_cast<std::size_t>(rows_per_token * n_tokens);
@@ -78,7 +82,8 @@ Result<void> SplitExecutor::RunCall(const ExpertCall& call, const Gathered& gath
   RETURN_IF_FAULT(runtime->Compute(call.layer, call.recipe, gathered.x, gathered.n_in, gathered.pairs, rows, n_out));
   const auto n_used = static_cast<std::size_t>(call.result->ne[1]);
   for (std::size_t i = 0; i < gathered.pairs.size(); ++i) {
-    char* to = static_cast<char*>(call.result->data) + i / n_used * call.result->nb[2] + i % n_used * call.result->nb[1];
+    char* to =
+        static_cast<char*>(call.result->data) + i / n_used * call.result->nb[2] + i % n_used * call.result->nb[1];
     std::memcpy(to, rows.data() + i * n_out, n_out * sizeof(float));
   }
   return {};
@@ -88,7 +93,8 @@ Result<void> SplitExecutor::RunHostOps(const std::vector<ggml_tensor*>& nodes) {
   for (const ggml_tensor* node : nodes) {
     // Their bytes may not be in memory: an expert matmul that no recipe covers must fail, not read zeros.
     if (node->op == GGML_OP_MUL_MAT_ID && ExpertWeightOf(node->src[0], ours_)) {
-      return Fail(FaultCode::kLocal, "{}: this use of expert weights is not understood; please report the model", node->name);
+      return Fail(FaultCode::kLocal, "{}: this use of expert weights is not understood; please report the model",
+                  node->name);
     }
   }
   if (cpu_ == nullptr) {
@@ -96,18 +102,21 @@ Result<void> SplitExecutor::RunHostOps(const std::vector<ggml_tensor*>& nodes) {
     if (cpu_ == nullptr) return Fail(FaultCode::kLocal, "this host has no CPU backend");
     // One thread: these are small element-wise operations, and another team size would make OpenMP rebuild the host's.
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu_));
-    if (auto* set = reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads"))) {
+    if (auto* set = reinterpret_cast<ggml_backend_set_n_threads_t>(
+            ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads"))) {
       set(cpu_, 1);
     }
   }
-  const ggml_init_params params{ggml_graph_overhead_custom(nodes.size() + 8, false) + ggml_tensor_overhead(), nullptr, true};
+  const ggml_init_params params{ggml_graph_overhead_custom(nodes.size() + 8, false) + ggml_tensor_overhead(), nullptr,
+                                true};
   ggml_context* context = ggml_init(params);
   if (context == nullptr) return Fail(FaultCode::kLocal, "out of memory for a graph of {} nodes", nodes.size());
   ggml_cgraph* graph = ggml_new_graph_custom(context, nodes.size() + 8, false);
   for (ggml_tensor* node : nodes) ggml_graph_add_node(graph, node);
   const ggml_status status = ggml_backend_graph_compute(cpu_, graph);
   ggml_free(context);
-  if (status != GGML_STATUS_SUCCESS) return Fail(FaultCode::kLocal, "the CPU backend failed at {}", nodes.front()->name);
+  if (status != GGML_STATUS_SUCCESS)
+    return Fail(FaultCode::kLocal, "the CPU backend failed at {}", nodes.front()->name);
   return {};
 }
 

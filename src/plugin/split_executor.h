@@ -18,7 +18,7 @@ namespace linkcpp {
 class SplitExecutor {
  public:
   // `model_of` leads from an expert weight to its model; nullptr when it is not one of ours.
-  SplitExecutor(ggml_backend_buffer_type_t ours, std::function<ModelRuntime*(const ggml_tensor*)> model_of, LogSink& log);
+  SplitExecutor(ggml_backend_buffer_type_t ours, std::function<ModelRuntime*(const ggml_tensor*)> model_of);
   ~SplitExecutor();
   SplitExecutor(const SplitExecutor&) = delete;
   SplitExecutor& operator=(const SplitExecutor&) = delete;
@@ -39,7 +39,6 @@ class SplitExecutor {
 
   ggml_backend_buffer_type_t ours_;
   std::function<ModelRuntime*(const ggml_tensor*)> model_of_;
-  LogSink& log_;
   ggml_backend_t cpu_ = nullptr;  // made when the first plain operation comes
 };
 

@@ -95,11 +95,12 @@ void SwarmCore::Ask(WorkerNumber number, LayerId layer, const Recipe& recipe, st
   WorkerPtr worker;
   {
     std::lock_guard lock(mutex_);
-    if (const auto entry = workers_.find(number); entry != workers_.end() && !entry->second->lost) {
+    const auto entry = workers_.find(number);
+    if (entry != workers_.end() && !entry->second->lost) {
       worker = entry->second;
       flight->id = message.id = next_id_++;
       flight->worker = number;
-      flight->on_answer = std::move(on_answer);
+      flight->on_answer = on_answer;
       flight->sent_at = clock_.Now();
       if (worker->cost.measured()) {
         flight->expected_us = worker->cost.ExpectedUs(static_cast<std::uint32_t>(pairs.size()), flight->sent_at);
@@ -107,7 +108,10 @@ void SwarmCore::Ask(WorkerNumber number, LayerId layer, const Recipe& recipe, st
       worker->flights.emplace(flight->id, flight);
     }
   }
-  if (worker == nullptr) return on_answer(Fail(FaultCode::kGone, "the worker has gone"));
+  if (worker == nullptr) {
+    on_answer(Fail(FaultCode::kGone, "the worker has gone"));
+    return;
+  }
   const auto rows = std::as_bytes(x);
   const auto sent = worker->link->Send(EncodeMessage(message), std::span(&rows, 1));
   if (sent.has_value()) return;

@@ -27,9 +27,9 @@ class File {
   Result<void> WriteAt(std::uint64_t offset, std::span<const std::byte> bytes) const;
   Result<void> Truncate(std::uint64_t size_bytes) const;
   Result<std::uint64_t> Size() const;
-  bool TryLock() const;  // advisory, other processes' too; held until the file is closed
+  bool TryLock() const;                      // advisory, other processes' too; held until the file is closed
   bool IsAt(const std::string& path) const;  // whether `path` is (still) this file
-  Result<void> Close();  // reports what a delayed write says
+  Result<void> Close();                      // reports what a delayed write says
   int fd() const { return fd_; }
 
  private:

@@ -3,7 +3,8 @@
 //   host_logits MODEL OUT.bin [N_PROMPT=24] [N_STEPS=8] [N_BATCHES=1]
 //
 // Uses stock libllama with its default options, as llama-server would; whether experts live on workers is decided by
-// GGML_BACKEND_PATH alone, so two runs of this program differ in nothing else. Raw f32 in OUT.bin: [n_positions, n_vocab].
+// GGML_BACKEND_PATH alone, so two runs of this program differ in nothing else. Raw f32 in OUT.bin: [n_positions,
+// n_vocab].
 #include <llama.h>
 
 #include <cstdint>
@@ -32,7 +33,8 @@ bool Decode(llama_context* context, int begin, int count, int32_t n_vocab, std::
   bool good = llama_decode(context, batch) == 0;
   for (int i = 0; good && i < count; ++i) {
     const float* logits = llama_get_logits_ith(context, i);
-    good = logits != nullptr && std::fwrite(logits, sizeof(float), static_cast<size_t>(n_vocab), out) == static_cast<size_t>(n_vocab);
+    good = logits != nullptr &&
+           std::fwrite(logits, sizeof(float), static_cast<size_t>(n_vocab), out) == static_cast<size_t>(n_vocab);
   }
   llama_batch_free(batch);
   return good;
@@ -48,9 +50,11 @@ int main(int argc, char** argv) {
   const int n_prompt = argc > 3 ? std::atoi(argv[3]) : 24;
   const int n_steps = argc > 4 ? std::atoi(argv[4]) : 8;
   const int n_batches = argc > 5 ? std::atoi(argv[5]) : 1;
-  llama_log_set([](ggml_log_level level, const char* text, void*) {
-    if (level >= GGML_LOG_LEVEL_ERROR && level != GGML_LOG_LEVEL_CONT) std::fputs(text, stderr);
-  }, nullptr);
+  llama_log_set(
+      [](ggml_log_level level, const char* text, void*) {
+        if (level >= GGML_LOG_LEVEL_ERROR && level != GGML_LOG_LEVEL_CONT) std::fputs(text, stderr);
+      },
+      nullptr);
   llama_backend_init();
   ggml_backend_load_all();
   llama_model_params model_params = llama_model_default_params();
@@ -78,7 +82,8 @@ int main(int argc, char** argv) {
   const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
   bool good = true;
   int position = 0;
-  for (int i = 0; good && i < n_batches; ++i, position += n_prompt) good = Decode(context, position, n_prompt, n_vocab, out);
+  for (int i = 0; good && i < n_batches; ++i, position += n_prompt)
+    good = Decode(context, position, n_prompt, n_vocab, out);
   for (int i = 0; good && i < n_steps; ++i, ++position) good = Decode(context, position, 1, n_vocab, out);
   std::fclose(out);
   llama_free(context);
