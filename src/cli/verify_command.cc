@@ -308,6 +308,7 @@ void AddVerifyCommand(CLI::App& app, CommandContext& context) {
   CLI::App* verify = app.add_subcommand("verify", "compare what a device or a swarm computes with a reference");
   verify->require_subcommand(1);
   AddVerifyExpert(*verify, context);
+  AddVerifyDecode(*verify, context);
 }
 
 }  // namespace linkcpp
