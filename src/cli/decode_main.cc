@@ -2,13 +2,13 @@
 // plug-in and once with it; nothing else differs between the two runs. The only program of ours that links libllama.
 //
 //   linkcpp-decode tokens MODEL TEXT OUT           OUT: "n_vocab NAME-OR-none" and the text's ids, one a line
-//   linkcpp-decode logits MODEL TOKENS OUT BATCH N_STEPS THREADS HOLD NOISE
+//   linkcpp-decode logits MODEL TOKENS OUT BATCH N_STEPS THREADS HOLD NOISE SEED
 //
 // logits: reads ids, one a line, from TOKENS; decodes all but the last N_STEPS in batches of BATCH and those one by
 // one; writes every position's logits to OUT (a file or a pipe) as they come: u32 n_vocab, u32 n_positions, then
 // [n_positions, n_vocab] f32, all in the machine's byte order. HOLD: a pipe to open at the end, which waits until the
 // other side has opened it too ("-": none): so its counters can be asked for while it is still attached.
-// NOISE: a power relative to the row's own that is added to what every expert returns, Gaussian, seeded; 0: none.
+// NOISE: a power relative to the row's own that is added to what every expert returns, Gaussian, from SEED; 0: none.
 #include <ggml-backend.h>
 #include <ggml.h>
 #include <llama.h>
@@ -87,7 +87,7 @@ int Tokens(const char* model_path, const char* text_path, const char* out_path) 
 
 struct Noise {
   double amplitude = 0;  // relative to the row's root mean square
-  std::mt19937_64 rng{1};
+  std::mt19937_64 rng;
 };
 
 // The host's graph has computed `node`: shake what the experts' last matmul gave.
@@ -134,7 +134,8 @@ int Logits(char** argv) {
   const char *model_path = argv[2], *tokens_path = argv[3], *out_path = argv[4], *hold = argv[8];
   const std::size_t n_batch = std::strtoull(argv[5], nullptr, 10), n_steps = std::strtoull(argv[6], nullptr, 10);
   const int n_threads = std::atoi(argv[7]);
-  Noise noise{.amplitude = std::sqrt(std::strtod(argv[9], nullptr))};
+  Noise noise{.amplitude = std::sqrt(std::strtod(argv[9], nullptr)),
+              .rng = std::mt19937_64(std::strtoull(argv[10], nullptr, 10))};
   std::vector<llama_token> ids;
   std::ifstream file(tokens_path);
   for (llama_token id = 0; file >> id;) ids.push_back(id);
@@ -186,7 +187,7 @@ int Logits(char** argv) {
 int main(int argc, char** argv) {
   const std::string_view what = argc > 1 ? argv[1] : "";
   if (what == "tokens" && argc == 5) return Tokens(argv[2], argv[3], argv[4]);
-  if (what == "logits" && argc == 10) return Logits(argv);
+  if (what == "logits" && argc == 11) return Logits(argv);
   std::fprintf(stderr, "linkcpp-decode is run by `linkcpp verify decode`; see `linkcpp verify decode --help`\n");
   return 2;
 }

@@ -22,7 +22,8 @@ struct VerifyDecodeOptions {
   int wait_s = 60;             // for coverage
   std::uint32_t n_tokens = 0;  // 0: 128, or all of the given text
   std::uint32_t n_batch = 32;
-  std::string text, prompt_file;  // at most one; neither: a text of our own
+  std::optional<std::string> text;  // at most one of these; neither: a text of our own
+  std::string prompt_file;
   int n_threads = 0;              // of libllama; 0: one per core
 };
 
