@@ -17,19 +17,25 @@ import sys
 import time
 import unittest
 
-from swarm import AUSTEN, BIN, HostAlone, Process, Swarm, environment
+from swarm import AUSTEN, AUSTEN_TEXT, BIN, HostAlone, Process, Swarm, environment
 
 # Canaries at admission and spot checks are there (LINKCPP_CANARIES, LINKCPP_SPOT_CHECKS; `admitted` and `refusal` of
 # nodes in `linkcpp status --json`). Without them a worker that sends wrong numbers is believed.
 GUARDED = False
 
-PROMPTS = ["It is a truth universally acknowledged,", "And the king answered and said"]
-N_PREDICT = 40
-FRAME_EVILS = ["drop", "twice", "stale"]
+# Long ones: pairs of a batch go to both workers, those of a single token may all go to the faster one.
+TEXT = AUSTEN_TEXT.read_text(errors="replace")
+PROMPTS = [TEXT[:700], TEXT[3000:3500]]
+N_PREDICT = 24
+# What the backbone says when it cuts the link.
+FRAME_EVILS = {"drop": r"disconnected: dispatch \d+ asked for \d+ rows of .*, the answer has",
+               "twice": r"disconnected: an answer to dispatch \d+, which is not outstanding",
+               "stale": r"disconnected: an answer to dispatch \d+, which is not outstanding"}
 NUMBER_EVILS = ["swap", "zero", "renormalise", "nan", "other-layer", "wrong-row", "nibble", "scale", "activation"]
 # Dispatches of the hostile worker that may pass between its first wrong one and being cut off, when every one is checked:
 # those in flight at the same time, and the checks' own delay.
 CUT_OFF_WITHIN = 64
+UNGUARDED = {"LINKCPP_CANARIES": "off", "LINKCPP_SPOT_CHECKS": "0"}
 
 
 class Hostile(unittest.TestCase):
@@ -41,7 +47,7 @@ class Hostile(unittest.TestCase):
 
     def swarm(self, *evil, env=None):
         """(swarm, hostile process): llama-server is ready and both workers hold everything."""
-        swarm = Swarm(AUSTEN, backbone=True, local="deny", serve_args=["--wait-coverage", "30"], env=env)
+        swarm = Swarm(AUSTEN, backbone=True, local="deny", serve_args=["--wait-coverage", "30"], env={**UNGUARDED, **(env or {})})
         swarm.start()
         self.addCleanup(swarm.__exit__, None, None, None)
         swarm.add_worker("--memory", "64M", name="honest")
@@ -78,28 +84,31 @@ class Hostile(unittest.TestCase):
 
     # ---- what the frame shows
 
+    def ask_until_struck(self, swarm, hostile, times=1):
+        """All requests right, again and again until the hostile worker has done its evil so often."""
+        deadline = time.monotonic() + 90
+        while self.strikes(hostile) < times:
+            self.assertLess(time.monotonic(), deadline, "it does nothing: nothing is proved")
+            self.assertEqual(self.ask_all(swarm), self.expected)
+
     def test_frames_that_break_the_rules_cost_the_link_and_no_token(self):
-        for evil in FRAME_EVILS:
-            for share in ("1", "0.1"):
+        for evil, words in FRAME_EVILS.items():
+            for share, times in (("1", 3), ("0.2", 1)):
                 with self.subTest(evil=evil, share=share):
                     swarm, hostile = self.swarm("--evil", evil, "--share", share, "--after", "3")
                     self.connected(swarm)
-                    for _ in range(3):
-                        self.assertEqual(self.ask_all(swarm), self.expected)
-                    self.assertGreater(self.strikes(hostile), 0, "it did nothing: nothing was proved")
-                    swarm.wait(lambda: "link closed" in self.host_log(swarm), 10, "the link to be cut")
+                    self.ask_until_struck(swarm, hostile, times)
+                    swarm.wait(lambda: re.search(words, self.host_log(swarm)), 10, "the link to be cut")
                     # A second answer breaks no pair: it is known by its id, and only the link pays for it.
                     if evil != "twice":
                         swarm.wait(lambda: (self.link(swarm) or {}).get("faults", 0) > 0, 10, "its faults to be counted")
-                    report = swarm.status()["backbones"][0]["report"]
-                    self.assertEqual(report["failed"], 0)
+                    self.assertEqual(self.ask_all(swarm), self.expected)
+                    self.assertEqual(swarm.status()["backbones"][0]["report"]["failed"], 0)
 
     def test_an_answer_that_comes_late_is_harmless(self):
         swarm, hostile = self.swarm("--evil", "late", "--late-ms", "1500", "--share", "0.2", "--after", "10")
         self.connected(swarm)
-        for _ in range(2):
-            self.assertEqual(self.ask_all(swarm), self.expected)
-        self.assertGreater(self.strikes(hostile), 0)
+        self.ask_until_struck(swarm, hostile)
         time.sleep(1.2)
         report = swarm.status()["backbones"][0]["report"]
         self.assertGreater(report["pairs_retried"], 0, "its pairs were asked of the honest worker too")
@@ -108,8 +117,7 @@ class Hostile(unittest.TestCase):
     def test_an_answer_that_never_comes_in_time_costs_the_link(self):
         swarm, hostile = self.swarm("--evil", "late", "--late-ms", "20000", "--after", "5", env={"LINKCPP_DEADLINE_MS": "2000"})
         self.connected(swarm)
-        self.assertEqual(self.ask_all(swarm), self.expected)
-        self.assertGreater(self.strikes(hostile), 0)
+        self.ask_until_struck(swarm, hostile)
         swarm.wait(lambda: "no answer to dispatch" in self.host_log(swarm), 30, "the deadline")
         self.assertEqual(self.ask_all(swarm), self.expected)
 
@@ -123,7 +131,6 @@ class Hostile(unittest.TestCase):
 
     # ---- wrong numbers
 
-    @unittest.skipIf(GUARDED, "there are canaries")
     def test_without_canaries_wrong_numbers_are_believed(self):
         """Why there must be canaries: also the proof that this evil does change tokens."""
         for evil in NUMBER_EVILS:
@@ -158,7 +165,7 @@ class Hostile(unittest.TestCase):
                 deadline = time.monotonic() + 120
                 while self.strikes(hostile) == 0:
                     self.assertLess(time.monotonic(), deadline, "it never got as far as its evil")
-                    self.ask_all(swarm)
+                    self.ask_all(swarm)  # may be wrong once the evil begins
                 swarm.wait(lambda: not (self.node(swarm) or {"admitted": True})["admitted"], 30, "it to be cut off")
                 self.assertGreater(len(self.node(swarm)["refusal"]), 10, "a reason")
                 self.assertLessEqual(self.strikes(hostile), CUT_OFF_WITHIN)
