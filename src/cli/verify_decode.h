@@ -24,7 +24,7 @@ struct VerifyDecodeOptions {
   std::uint32_t n_batch = 32;
   std::optional<std::string> text;  // at most one of these; neither: a text of our own
   std::string prompt_file;
-  int n_threads = 0;              // of libllama; 0: one per core
+  int n_threads = 0;  // of libllama; 0: one per core
 };
 
 // What --json prints.
