@@ -301,6 +301,7 @@ class Run {
     while (true) {
       RETURN_IF_FAULT(CheckWorkers());
       ASSIGN_OR_RETURN(const StatusReply status, view.Status());
+      Remember(status);
       steps_.Show(std::format("{} of {} slices", status.slices_covered, status.n_slices));
       const bool all = status.slices_covered == status.n_slices;
       if (all || steady_clock::now() > deadline) {
@@ -390,13 +391,19 @@ class Run {
     return {};
   }
 
+  // Workers may leave before they are counted.
+  void Remember(const StatusReply& status) {
+    for (const NodeStatus& node : status.nodes) nodes_[node.node_id] = node;
+  }
+
   // From the first report that our backbone made after its last position.
   Result<void> CountPairs(const std::string& program) {
     SwarmView view(endpoint_);
     const auto begin = steady_clock::now();
     while (steady_clock::now() - begin < kReportPatience) {
-      ASSIGN_OR_RETURN(const StatusReply status, view.Status());
       const double waited = Seconds(begin);
+      ASSIGN_OR_RETURN(const StatusReply status, view.Status());
+      Remember(status);
       for (const BackboneStatus& backbone : status.backbones) {
         if (backbone.program != program || backbone.seconds_since_seen >= waited - 0.05) continue;
         const BackboneReport& counted = backbone.report;
@@ -405,13 +412,11 @@ class Run {
         report_.pairs_by_workers = counted.pairs - std::min(counted.pairs, counted.pairs_local);
         report_.pairs_asked_again = counted.pairs_retried;
         for (const LinkReport& link : counted.links) {
-          VerifyDecodeWorker worker{.node_id = link.node_id, .name = "gone", .device = {}, .kernel_class = {}};
-          for (const NodeStatus& node : status.nodes) {
-            if (node.node_id != link.node_id) continue;
-            worker.name = node.name;
-            worker.device = node.device;
-            worker.kernel_class = node.kernel_class;
-          }
+          const NodeStatus& node = nodes_[link.node_id];
+          VerifyDecodeWorker worker{.node_id = link.node_id,
+                                    .name = node.name.empty() ? "unknown" : node.name,
+                                    .device = node.device,
+                                    .kernel_class = node.kernel_class};
           worker.same_class = worker.kernel_class == report_.host_kernel_class;
           worker.pairs = link.pairs;
           worker.faults = link.faults;
@@ -507,6 +512,7 @@ class Run {
   std::string program_, folder_;
   const StopSignals* signals_ = nullptr;
   HttpEndpoint endpoint_;
+  std::map<std::string, NodeStatus> nodes_;  // every worker seen, by id
   std::unique_ptr<ServedModel> served_;
   std::unique_ptr<LocalSwarm> local_;  // after what it borrows
 };

@@ -48,7 +48,7 @@ class VerifyDecode(unittest.TestCase):
     def verify(self, *args, env=None, status=0):
         """The report, or the error's text; the exit status is checked, and that nothing is left."""
         done = subprocess.run([str(a) for a in (BIN / "linkcpp", "verify", "decode", "--json", *args)], env=env or self.env(),
-                              capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+                              capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
         self.assertEqual(done.returncode, status, f"{args}\n{done.stdout}{done.stderr}")
         self.assert_clean()
         if status == 2:
@@ -184,6 +184,18 @@ class VerifyDecode(unittest.TestCase):
                 if report["not_finite"] == 0:  # a NaN may become a zero where the host rounds rows to 8 bits
                     self.assertGreater(report["nmse"], report["bound"]["nmse"])
                     print(f"{evil}: NMSE {report['nmse']:.2e}, bound {report['bound']['nmse']:.2e}", flush=True)
+
+    def test_workers_that_really_round_differently(self):
+        # Mesa's software Vulkan device: float32 and half rows where the host has Q8_K ones. The first run compiles shaders.
+        report = self.verify("-m", AUSTEN, "--worker-device", "Vulkan0", env=self.env(GGML_VK_VISIBLE_DEVICES="0"))
+        self.assertEqual(report["verdict"], "inside-bound")
+        self.assertFalse(report["bit_identical"])
+        self.assertEqual((report["pairs_by_workers"], report["pairs_local"]), (2048, 0))
+        self.assertTrue(all("Vulkan" in w["kernel_class"] and not w["same_class"] for w in report["workers"]))
+        self.assertGreater(report["nmse"], 0)
+        self.assertLess(report["nmse"], report["bound"]["nmse"])
+        self.assertLess(report["kl_mean"], report["bound"]["kl_mean"])
+        self.assertGreater(report["top1_agreement"], 0.9)
 
     # ---- bad input, and ends
 
