@@ -1,8 +1,11 @@
 #include "cli/swarm_view.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+
+#include "net/tcp.h"
 
 namespace linkcpp {
 namespace {
@@ -25,6 +28,13 @@ Result<HttpEndpoint> VisitorEndpoint(const std::string& url, const std::string& 
                 "new` makes more");
   }
   return ParseEndpoint(url, token);
+}
+
+std::string DataListenFor(const HttpEndpoint& coordinator) {
+  std::string host = coordinator.url.substr(std::min(coordinator.url.find("//") + 2, coordinator.url.size()));
+  host = host.substr(0, host.find_first_of("/?#"));
+  if (const auto with_port = ParseHostPort(host)) host = with_port->host;
+  return IsLoopback(host) ? "127.0.0.1:0" : "0.0.0.0:0";
 }
 
 template <class T>

@@ -15,6 +15,10 @@ namespace linkcpp {
 // that is none.
 Result<HttpEndpoint> VisitorEndpoint(const std::string& url, const std::string& token_file);
 
+// Where a visitor's data port listens when nobody says: "127.0.0.1:0" for a coordinator on loopback, else all
+// interfaces.
+std::string DataListenFor(const HttpEndpoint& coordinator);
+
 class SwarmView {
  public:
   explicit SwarmView(const HttpEndpoint& endpoint) : endpoint_(endpoint), client_(HttpClient::Create(endpoint)) {}

@@ -25,7 +25,6 @@
 #include "gguf/shard.h"
 #include "gguf/tensor_type.h"
 #include "kernel/device.h"
-#include "net/tcp.h"
 #include "oracle/weight_type.h"
 
 namespace linkcpp {
@@ -334,12 +333,7 @@ class Run {
     job.program = folder_ + "/" + name;
     std::string local = options_.local;
     if (local.empty()) local = options_.swarm.empty() ? "deny" : "allow";
-    std::string listen = options_.data_listen;
-    if (listen.empty()) {
-      const std::string& url = endpoint_.url;
-      const auto host = ParseHostPort(url.substr(url.find("//") + 2));
-      listen = !host || IsLoopback(host->host) ? "127.0.0.1:0" : "0.0.0.0:0";
-    }
+    const std::string listen = options_.data_listen.empty() ? DataListenFor(endpoint_) : options_.data_listen;
     std::string coordinator = endpoint_.url;
     if (!endpoint_.fingerprint.empty()) coordinator += "#sha256=" + endpoint_.fingerprint;
     auto& set = job.environment;

@@ -12,7 +12,6 @@
 #include "cli/swarm_view.h"
 #include "coordinator/served_model.h"
 #include "gguf/shard.h"
-#include "net/tcp.h"
 #include "swarm/backbone_session.h"
 #include "swarm/swarm.h"
 #include "wire/messages.h"
@@ -236,12 +235,7 @@ class Probe final : public WorkerProbe {
     backbone.coordinator = options_.coordinator;
     backbone.program = "linkcpp verify";
     backbone.header_hash = model.header_hash().Hex();
-    backbone.data_listen = options_.data_listen;
-    if (backbone.data_listen.empty()) {
-      const std::string& url = options_.coordinator.url;
-      const auto host = ParseHostPort(url.substr(url.find("//") + 2));
-      backbone.data_listen = !host || IsLoopback(host->host) ? "127.0.0.1:0" : "0.0.0.0:0";
-    }
+    backbone.data_listen = options_.data_listen.empty() ? DataListenFor(options_.coordinator) : options_.data_listen;
     const auto hash = [&model](const SlabProbe& wanted) { return HashOf(model, wanted); };
     ASSIGN_OR_RETURN(session_, BackboneSession::Attach(backbone, hash, lines_, log));
     const auto until = steady_clock::now() + options_.wait;

@@ -10,6 +10,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -145,6 +146,24 @@ class VerifyDecode(unittest.TestCase):
                 self.assertNotIn("0" * 64, said)
                 away = swarm.url.rsplit(":", 1)[0] + ":1"
                 self.assertIn("is `linkcpp serve` running there?", self.verify("-m", AUSTEN, "--swarm", away, env=env, status=1))
+
+    def test_a_swarm_off_loopback_and_ports_that_are_not_ours(self):
+        with Swarm(AUSTEN, listen="0.0.0.0") as swarm:
+            self.assertRegex(swarm.url, "^https://")
+            swarm.add_worker("--memory", "64M")
+            swarm.wait_covered()
+            env = self.env(LINKCPP_TOKEN=swarm.token)
+            for more in ([], ["--data-listen", "0.0.0.0:0"]):
+                report = self.verify("-m", AUSTEN, "--swarm", swarm.url, "--tokens", "32", *more, env=env)
+                self.assertEqual((report["verdict"], report["pairs_local"]), ("bit-identical", 0))
+            digit = "0" if swarm.url[-1] != "0" else "1"
+            self.assertIn("certificate", self.verify("-m", AUSTEN, "--swarm", swarm.url[:-1] + digit, env=env, status=1))
+            with socket.socket() as taken:
+                taken.bind(("127.0.0.1", 0))
+                taken.listen()
+                port = taken.getsockname()[1]
+                said = self.verify("-m", AUSTEN, "--swarm", swarm.url, "--data-listen", f"127.0.0.1:{port}", env=env, status=1)
+                self.assertIn(str(port), said)
 
     def swarm_with(self, *evil):
         """One worker, which holds everything and does that."""
