@@ -25,5 +25,6 @@ void AddTokenCommand(CLI::App& app, CommandContext& context);
 void AddStatusCommand(CLI::App& app, CommandContext& context);
 void AddPlanCommand(CLI::App& app, CommandContext& context);
 void AddVerifyCommand(CLI::App& app, CommandContext& context);
+void AddVerifyDecode(CLI::App& verify, CommandContext& context);  // below `verify`
 
 }  // namespace linkcpp

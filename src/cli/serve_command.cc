@@ -1,5 +1,4 @@
 // linkcpp serve: the coordinator, and llama-server as its backbone.
-#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -12,8 +11,10 @@
 #include <print>
 #include <thread>
 
+#include "cli/beside.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
+#include "cli/stop_signals.h"
 #include "coordinator/host_command.h"
 #include "coordinator/host_process.h"
 #include "coordinator/kept.h"
@@ -84,33 +85,7 @@ void Say(bool json, const Event& event, std::format_string<Args...> format, Args
   std::fflush(stdout);
 }
 
-// ---- signals: blocked in every thread, taken by the main loop
-
-class StopSignals {
- public:
-  StopSignals() {
-    ::sigemptyset(&set_);
-    for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&set_, number);
-    ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-    ::signal(SIGPIPE, SIG_IGN);
-  }
-  // Whether one came within `timeout`.
-  bool Wait(std::chrono::milliseconds timeout) const {
-    const timespec wait{timeout.count() / 1000, timeout.count() % 1000 * 1'000'000};
-    return ::sigtimedwait(&set_, nullptr, &wait) > 0;
-  }
-
- private:
-  sigset_t set_{};
-};
-
 // ---- the parts
-
-std::string LibraryBeside(const char* name) {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return (self.parent_path().parent_path() / "lib" / name).string();
-}
 
 // Asked of llama-server itself, which knows its backends and the variables that hide devices.
 bool HasGpu(const std::string& host_binary) {

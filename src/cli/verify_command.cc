@@ -9,10 +9,14 @@
 
 #include "base/log.h"
 #include "cli/commands.h"
+<<<<<<< HEAD
 #include "cli/expert_bytes.h"
+=======
+#include "cli/expert_computer.h"
+#include "cli/model_oracle.h"
+#include "cli/swarm_view.h"
+>>>>>>> 4735850e5947ca735a16c6488be310b385244607
 #include "gguf/shard.h"
-#include "kernel/device.h"
-#include "kernel/expert_stack.h"
 #include "oracle/bound.h"
 
 namespace linkcpp {
@@ -26,6 +30,7 @@ struct Options {
   std::string experts = "0:4";
   std::string device;
   std::string backend_path;
+  std::string swarm, node, token_file, data_listen;  // swarm "": on a device of this machine
   int n_threads = 0;
   std::uint32_t n_rows = 4;
   std::string rows_from = "gaussian";
@@ -172,15 +177,31 @@ Result<std::vector<BoundedResult>> ReferencesFor(const LayerPlan& plan, const Or
   return out;
 }
 
+Result<std::unique_ptr<ExpertComputer>> ComputerFor(const Options& options, const ModelFile& model,
+                                                    const LayerPlan& plan, const std::vector<std::uint16_t>& experts,
+                                                    LogSink& log) {
+  if (options.swarm.empty()) {
+    return ComputeOnDevice(model, plan,
+                           {.name = options.device.empty() ? "cpu" : options.device,
+                            .n_threads = options.n_threads,
+                            .backend_path = options.backend_path},
+                           log);
+  }
+  WorkerProbeOptions probe;
+  ASSIGN_OR_RETURN(probe.coordinator, VisitorEndpoint(options.swarm, options.token_file));
+  probe.node = options.node;
+  probe.data_listen = options.data_listen;
+  probe.layer = LayerId(static_cast<std::uint16_t>(options.layer));
+  probe.experts = experts;
+  return ComputeOnWorker(model, plan, probe, log);
+}
+
 Result<JsonReport> Run(const Options& options, LogSink& log) {
   ASSIGN_OR_RETURN(const ModelFile model, ModelFile::Open(options.model));
   ASSIGN_OR_RETURN(const LayerPlan plan, PlanLayer(model, options.layer));
   ASSIGN_OR_RETURN(const auto experts, ParseRanges(options.experts, plan.layer->n_experts));
   ASSIGN_OR_RETURN(const auto rows, RowsFor(model, plan, options));
-  ASSIGN_OR_RETURN(const auto device, Device::Open({.name = options.device.empty() ? "cpu" : options.device,
-                                                    .n_threads = options.n_threads,
-                                                    .backend_path = options.backend_path},
-                                                   log));
+  ASSIGN_OR_RETURN(const auto computer, ComputerFor(options, model, plan, experts, log));
   const int n_threads =
       options.n_threads > 0 ? options.n_threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 
@@ -189,36 +210,25 @@ Result<JsonReport> Run(const Options& options, LogSink& log) {
                     .recipe = plan.recipe.Describe(),
                     .types = TypesOf(plan),
                     .rows = std::format("{} {}", rows.size(), options.rows_from),
-                    .device = std::format("{} ({})", device->info().name, device->info().description),
-                    .kernel_class = device->kernel_class(),
+                    .device = computer->name(),
+                    .kernel_class = computer->kernel_class(),
                     .kernel_model = {},
                     .experts = {},
                     .all = {}};
   ASSIGN_OR_RETURN(const auto chosen, ChosenRows(model, plan, rows, options.routed));
 
-  Candidates candidates{.models = KernelModels(device->info().is_gpu), .all = {}, .experts = {}};
+  Candidates candidates{.models = KernelModels(computer->is_gpu()), .all = {}, .experts = {}};
   candidates.all.resize(candidates.models.size());
   candidates.experts.resize(candidates.models.size());
   std::vector<std::uint16_t> computed;
-  std::unique_ptr<ExpertStack> stack;
   for (const std::uint16_t expert : experts) {
     const std::vector<std::vector<float>>& own = chosen[expert];
     if (own.empty()) continue;
     computed.push_back(expert);
     std::vector<float> x;
-    std::vector<SlotPair> pairs;
-    for (const auto& row : own) {
-      pairs.push_back({static_cast<std::uint32_t>(pairs.size()), 0});
-      x.insert(x.end(), row.begin(), row.end());
-    }
+    for (const auto& row : own) x.insert(x.end(), row.begin(), row.end());
     std::vector<float> y(own.size() * plan.n_out);
-    ASSIGN_OR_RETURN(const ExpertBytes bytes, LoadExpertBytes(model, plan, expert));
-    if (stack == nullptr) {
-      ASSIGN_OR_RETURN(stack, ExpertStack::Create(bytes.shape, 1, *device));
-      RETURN_IF_FAULT(stack->Check(plan.recipe));
-    }
-    RETURN_IF_FAULT(stack->Load(0, bytes.slabs()));
-    RETURN_IF_FAULT(stack->Run(plan.recipe, x, static_cast<std::uint32_t>(own.size()), pairs, y));
+    RETURN_IF_FAULT(computer->Compute(expert, x, y));
 
     ASSIGN_OR_RETURN(const OracleExpert oracle, LoadOracleExpert(model, plan, expert));
     for (std::size_t m = 0; m < candidates.models.size(); ++m) {
@@ -266,19 +276,34 @@ void Print(const JsonReport& report) {
 
 void AddVerifyExpert(CLI::App& verify, CommandContext& context) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
-      verify.add_subcommand("expert", "experts of one layer on a device, against the oracle and its bounds");
+  CLI::App* command = verify.add_subcommand(
+      "expert", "experts of one layer on a device or a worker, against the oracle and its bounds");
   command->footer(
       "explained: NMSE of what the row format does by itself; replayed: NMSE against the oracle fed with rows in that\n"
       "format; 1e-3: allclose(1e-3). /bound, /worst, /likely: largest |Δ| as a share of its bound (docs/numerics.md).\n"
       "Exit status 0: inside the bounds; 1: outside, or it could not be computed.\n"
-      "Example: linkcpp verify expert -m assets/austen-moe-q4km.gguf --layer 0 --experts 0:4 --rows 8");
+      "Example: linkcpp verify expert -m assets/austen-moe-q4km.gguf --layer 0 --experts 0:4 --rows 8\n"
+      "         LINKCPP_TOKEN=… linkcpp verify expert -m MODEL --swarm http://127.0.0.1:8090 --node laptop");
   command->add_option("-m,--model", options->model, "model file (GGUF; the first split of several)")->required();
   command->add_option("--layer", options->layer, "which layer")->capture_default_str();
   command->add_option("--experts", options->experts, "which experts: 0:16,40 or all")->capture_default_str();
-  command->add_option("--device", options->device, "cpu, auto, or a ggml device name")->default_str("cpu");
-  command->add_option("--backend", options->backend_path,
-                      "ggml backend library to load instead of all, e.g. a CPU variant");
+  auto* device =
+      command->add_option("--device", options->device, "cpu, auto, or a ggml device name")->default_str("cpu");
+  auto* backend = command->add_option("--backend", options->backend_path,
+                                      "ggml backend library to load instead of all, e.g. a CPU variant");
+  auto* swarm =
+      command
+          ->add_option("--swarm", options->swarm, "let a worker of this running swarm compute: the coordinator's URL")
+          ->excludes(device)
+          ->excludes(backend);
+  command->add_option("--node", options->node, "which worker: its id or name (default: one that holds the experts)")
+      ->needs(swarm);
+  command->add_option("--token-file", options->token_file, "a file with the swarm's token (default: LINKCPP_TOKEN)")
+      ->needs(swarm);
+  command
+      ->add_option("--data-listen", options->data_listen,
+                   "where the worker dials this machine (default: loopback, or all interfaces)")
+      ->needs(swarm);
   command->add_option("--threads", options->n_threads, "threads of a CPU device and of the oracle; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -308,6 +333,7 @@ void AddVerifyCommand(CLI::App& app, CommandContext& context) {
   CLI::App* verify = app.add_subcommand("verify", "compare what a device or a swarm computes with a reference");
   verify->require_subcommand(1);
   AddVerifyExpert(*verify, context);
+  AddVerifyDecode(*verify, context);
 }
 
 }  // namespace linkcpp

@@ -1,0 +1,74 @@
+#include "cli/expert_computer.h"
+
+#include <format>
+#include <utility>
+#include <vector>
+
+namespace linkcpp {
+namespace {
+
+class OnDevice final : public ExpertComputer {
+ public:
+  OnDevice(const ModelFile& model, const LayerPlan& plan, std::unique_ptr<Device> device)
+      : model_(model), plan_(plan), device_(std::move(device)) {}
+
+  std::string name() const override {
+    return std::format("{} ({})", device_->info().name, device_->info().description);
+  }
+  std::string kernel_class() const override { return device_->kernel_class(); }
+  bool is_gpu() const override { return device_->info().is_gpu; }
+
+  Result<void> Compute(std::uint16_t expert, std::span<const float> x, std::span<float> y) override {
+    const auto n = static_cast<std::uint32_t>(x.size() / plan_.n_in);
+    std::vector<SlotPair> pairs;
+    for (std::uint32_t row = 0; row < n; ++row) pairs.push_back({row, 0});
+    ASSIGN_OR_RETURN(const ExpertBytes bytes, LoadExpertBytes(model_, plan_, expert));
+    if (stack_ == nullptr) {
+      ASSIGN_OR_RETURN(stack_, ExpertStack::Create(bytes.shape, 1, *device_));
+      RETURN_IF_FAULT(stack_->Check(plan_.recipe));
+    }
+    RETURN_IF_FAULT(stack_->Load(0, bytes.slabs()));
+    return stack_->Run(plan_.recipe, x, n, pairs, y);
+  }
+
+ private:
+  const ModelFile& model_;
+  const LayerPlan& plan_;
+  const std::unique_ptr<Device> device_;
+  std::unique_ptr<ExpertStack> stack_;
+};
+
+class OnWorker final : public ExpertComputer {
+ public:
+  OnWorker(const LayerPlan& plan, std::unique_ptr<WorkerProbe> probe) : plan_(plan), probe_(std::move(probe)) {}
+
+  std::string name() const override {
+    const NodeStatus& node = probe_->node();
+    return std::format("worker {} ({}), {}", node.name, node.node_id, node.device);
+  }
+  std::string kernel_class() const override { return probe_->node().kernel_class; }
+  bool is_gpu() const override { return !probe_->node().device.starts_with("CPU"); }
+  Result<void> Compute(std::uint16_t expert, std::span<const float> x, std::span<float> y) override {
+    return probe_->Compute(plan_.recipe, expert, x, plan_.n_in, y, plan_.n_out);
+  }
+
+ private:
+  const LayerPlan& plan_;
+  const std::unique_ptr<WorkerProbe> probe_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ExpertComputer>> ComputeOnDevice(const ModelFile& model, const LayerPlan& plan,
+                                                        const DeviceOptions& options, LogSink& log) {
+  ASSIGN_OR_RETURN(auto device, Device::Open(options, log));
+  return std::make_unique<OnDevice>(model, plan, std::move(device));
+}
+
+Result<std::unique_ptr<ExpertComputer>> ComputeOnWorker(const ModelFile& model, const LayerPlan& plan,
+                                                        const WorkerProbeOptions& options, LogSink& log) {
+  ASSIGN_OR_RETURN(auto probe, WorkerProbe::Attach(options, model, log));
+  return std::make_unique<OnWorker>(plan, std::move(probe));
+}
+
+}  // namespace linkcpp

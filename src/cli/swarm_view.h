@@ -1,0 +1,39 @@
+// A running swarm as a visitor sees it: whose model, which workers, who computed what. Over the coordinator's HTTP API.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "gguf/model.h"
+#include "net/http_client.h"
+#include "wire/control.h"
+
+namespace linkcpp {
+
+// The token: from `token_file` if that is named, else LINKCPP_TOKEN. kLocal: neither has one. kLocal, kRefused: a URL
+// that is none.
+Result<HttpEndpoint> VisitorEndpoint(const std::string& url, const std::string& token_file);
+
+// Where a visitor's data port listens when nobody says: "127.0.0.1:0" for a coordinator on loopback, else all
+// interfaces.
+std::string DataListenFor(const HttpEndpoint& coordinator);
+
+class SwarmView {
+ public:
+  explicit SwarmView(const HttpEndpoint& endpoint) : endpoint_(endpoint), client_(HttpClient::Create(endpoint)) {}
+
+  // kGone: nobody there. kRefused: the token, or what answers is not a coordinator.
+  Result<StatusReply> Status();
+  // kRefused: the swarm serves another model than this file (both named).
+  Result<void> RequireModel(const ModelFile& model);
+
+ private:
+  template <class T>
+  Result<T> Get(const char* path);
+
+  const HttpEndpoint endpoint_;
+  std::unique_ptr<HttpClient> client_;
+};
+
+}  // namespace linkcpp
