@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/result.h"
-#include "cli/model_oracle.h"
+#include "reference/model_oracle.h"
 #include "cli/worker_probe.h"
 #include "kernel/device.h"
 

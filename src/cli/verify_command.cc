@@ -9,15 +9,11 @@
 
 #include "base/log.h"
 #include "cli/commands.h"
-<<<<<<< HEAD
-#include "cli/expert_bytes.h"
-=======
 #include "cli/expert_computer.h"
-#include "cli/model_oracle.h"
 #include "cli/swarm_view.h"
->>>>>>> 4735850e5947ca735a16c6488be310b385244607
 #include "gguf/shard.h"
 #include "oracle/bound.h"
+#include "reference/model_oracle.h"
 
 namespace linkcpp {
 namespace {

@@ -19,10 +19,6 @@ import unittest
 
 from swarm import AUSTEN, AUSTEN_TEXT, BIN, HostAlone, Process, Swarm, environment
 
-# Canaries at admission and spot checks are there (LINKCPP_CANARIES, LINKCPP_SPOT_CHECKS; `admitted` and `refusal` of
-# nodes in `linkcpp status --json`). Without them a worker that sends wrong numbers is believed.
-GUARDED = False
-
 # Long ones: pairs of a batch go to both workers, those of a single token may all go to the faster one.
 TEXT = AUSTEN_TEXT.read_text(errors="replace")
 PROMPTS = [TEXT[:700], TEXT[3000:3500]]
@@ -141,7 +137,6 @@ class Hostile(unittest.TestCase):
                 self.assertGreater(self.strikes(hostile), 0)
                 self.assertNotEqual(got, self.expected)
 
-    @unittest.skipUnless(GUARDED, "no canaries yet")
     def test_wrong_from_the_start_is_refused_at_admission(self):
         for evil in NUMBER_EVILS:
             with self.subTest(evil):
@@ -155,12 +150,12 @@ class Hostile(unittest.TestCase):
                 honest = next(n for n in swarm.status()["nodes"] if n["name"] == "honest")
                 self.assertTrue(honest["admitted"], "the honest worker is let in")
 
-    @unittest.skipUnless(GUARDED, "no spot checks yet")
     def test_wrong_later_is_cut_off_by_spot_checks(self):
         for evil in NUMBER_EVILS:
             with self.subTest(evil):
                 # Honest for longer than the canaries take, then wrong every time.
-                swarm, hostile = self.swarm("--evil", evil, "--after", "400", env={"LINKCPP_CANARIES": "on", "LINKCPP_SPOT_CHECKS": "1"})
+                swarm, hostile = self.swarm("--evil", evil, "--after", "400", env={"LINKCPP_CANARIES": "on", "LINKCPP_SPOT_CHECKS": "1",
+                                                                               "LINKCPP_CHECK_CPU": "1"})
                 self.connected(swarm)
                 deadline = time.monotonic() + 120
                 while self.strikes(hostile) == 0:
