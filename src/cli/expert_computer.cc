@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "cli/expert_bytes.h"
+
 namespace linkcpp {
 namespace {
 
