@@ -296,11 +296,16 @@ class Run {
   Result<void> WaitForCoverage() {
     steps_.Begin(options_.swarm.empty() ? "workers load their slices" : "waiting for coverage");
     SwarmView view(endpoint_);
-    const auto deadline = steady_clock::now() + std::chrono::seconds(options_.wait_s);
+    std::uint64_t most_ready = 0;
+    auto deadline = steady_clock::now() + std::chrono::seconds(options_.wait_s);
     while (true) {
       RETURN_IF_FAULT(CheckWorkers());
       ASSIGN_OR_RETURN(const StatusReply status, view.Status());
       Remember(status);
+      std::uint64_t ready = 0;
+      for (const NodeStatus& node : status.nodes) ready += node.slices_ready;
+      if (ready > most_ready) deadline = steady_clock::now() + std::chrono::seconds(options_.wait_s);
+      most_ready = std::max(most_ready, ready);
       steps_.Show(std::format("{} of {} slices", status.slices_covered, status.n_slices));
       const bool all = status.slices_covered == status.n_slices;
       if (all || steady_clock::now() > deadline) {
@@ -310,7 +315,7 @@ class Run {
           if (!node.admitted) errors += std::format("\n  {} is not admitted: {}", node.name, node.refusal);
         }
         if (status.slices_covered == 0 || (!all && options_.swarm.empty())) {
-          return Fail(FaultCode::kGone, "after {} s workers hold {} of {} slices{}", options_.wait_s,
+          return Fail(FaultCode::kGone, "workers hold {1} of {2} slices, no more for {0} s{3}", options_.wait_s,
                       status.slices_covered, status.n_slices, errors);
         }
         if (!all) log_.Warning("workers hold {} of {} slices{}", status.slices_covered, status.n_slices, errors);
