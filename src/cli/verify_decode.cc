@@ -100,8 +100,9 @@ class Run {
     }
     const StopSignals signals;
     signals_ = &signals;
-    ASSIGN_OR_RETURN(const ScratchFolder scratch, ScratchFolder::Make());
-    folder_ = scratch.path();
+    ASSIGN_OR_RETURN(ScratchFolder scratch, ScratchFolder::Make());
+    scratch_.emplace(std::move(scratch));
+    folder_ = scratch_->path();
     RETURN_IF_FAULT(MakeTokens(model));
     RETURN_IF_FAULT(Alone());
     if (options_.swarm.empty()) {
@@ -147,6 +148,7 @@ class Run {
     RETURN_IF_FAULT(model.RequireExperts());
     if (IsShard(model)) return Fail(FaultCode::kRefused, "{} is a shard, not a whole model", model.name());
     report_.model = model.name();
+    model_path_ = model.paths().front();  // libllama wants the first split
     context_ = model.ArchInteger("context_length").value_or(0);
     if (context_ != 0 && options_.n_tokens > context_) {
       return Fail(FaultCode::kRefused, "--tokens {}: {} has a context of {}", options_.n_tokens, model.name(),
@@ -171,7 +173,7 @@ class Run {
 
   DecodeJob Job(const std::string& name) const {
     DecodeJob job{.program = program_,
-                  .model = options_.model,
+                  .model = model_path_,
                   .folder = folder_,
                   .name = name,
                   .tokens_file = folder_ + "/tokens",
@@ -508,7 +510,8 @@ class Run {
   VerifyDecodeReport report_;
   std::uint64_t context_ = 0;
   int n_threads_ = 1;
-  std::string program_, folder_;
+  std::string program_, model_path_, folder_;
+  std::optional<ScratchFolder> scratch_;  // outlives whoever writes there
   const StopSignals* signals_ = nullptr;
   HttpEndpoint endpoint_;
   std::map<std::string, NodeStatus> nodes_;  // every worker seen, by id
