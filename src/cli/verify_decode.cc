@@ -100,8 +100,9 @@ class Run {
     }
     const StopSignals signals;
     signals_ = &signals;
-    ASSIGN_OR_RETURN(const ScratchFolder scratch, ScratchFolder::Make());
-    folder_ = scratch.path();
+    ASSIGN_OR_RETURN(ScratchFolder scratch, ScratchFolder::Make());
+    scratch_.emplace(std::move(scratch));
+    folder_ = scratch_->path();
     RETURN_IF_FAULT(MakeTokens(model));
     RETURN_IF_FAULT(Alone());
     if (options_.swarm.empty()) {
@@ -147,6 +148,7 @@ class Run {
     RETURN_IF_FAULT(model.RequireExperts());
     if (IsShard(model)) return Fail(FaultCode::kRefused, "{} is a shard, not a whole model", model.name());
     report_.model = model.name();
+    model_path_ = model.paths().front();  // libllama wants the first split
     context_ = model.ArchInteger("context_length").value_or(0);
     if (context_ != 0 && options_.n_tokens > context_) {
       return Fail(FaultCode::kRefused, "--tokens {}: {} has a context of {}", options_.n_tokens, model.name(),
@@ -171,7 +173,7 @@ class Run {
 
   DecodeJob Job(const std::string& name) const {
     DecodeJob job{.program = program_,
-                  .model = options_.model,
+                  .model = model_path_,
                   .folder = folder_,
                   .name = name,
                   .tokens_file = folder_ + "/tokens",
@@ -296,11 +298,16 @@ class Run {
   Result<void> WaitForCoverage() {
     steps_.Begin(options_.swarm.empty() ? "workers load their slices" : "waiting for coverage");
     SwarmView view(endpoint_);
-    const auto deadline = steady_clock::now() + std::chrono::seconds(options_.wait_s);
+    std::uint64_t most_ready = 0;
+    auto deadline = steady_clock::now() + std::chrono::seconds(options_.wait_s);
     while (true) {
       RETURN_IF_FAULT(CheckWorkers());
       ASSIGN_OR_RETURN(const StatusReply status, view.Status());
       Remember(status);
+      std::uint64_t ready = 0;
+      for (const NodeStatus& node : status.nodes) ready += node.slices_ready;
+      if (ready > most_ready) deadline = steady_clock::now() + std::chrono::seconds(options_.wait_s);
+      most_ready = std::max(most_ready, ready);
       steps_.Show(std::format("{} of {} slices", status.slices_covered, status.n_slices));
       const bool all = status.slices_covered == status.n_slices;
       if (all || steady_clock::now() > deadline) {
@@ -310,7 +317,7 @@ class Run {
           if (!node.admitted) errors += std::format("\n  {} is not admitted: {}", node.name, node.refusal);
         }
         if (status.slices_covered == 0 || (!all && options_.swarm.empty())) {
-          return Fail(FaultCode::kGone, "after {} s workers hold {} of {} slices{}", options_.wait_s,
+          return Fail(FaultCode::kGone, "workers hold {1} of {2} slices, no more for {0} s{3}", options_.wait_s,
                       status.slices_covered, status.n_slices, errors);
         }
         if (!all) log_.Warning("workers hold {} of {} slices{}", status.slices_covered, status.n_slices, errors);
@@ -503,7 +510,8 @@ class Run {
   VerifyDecodeReport report_;
   std::uint64_t context_ = 0;
   int n_threads_ = 1;
-  std::string program_, folder_;
+  std::string program_, model_path_, folder_;
+  std::optional<ScratchFolder> scratch_;  // outlives whoever writes there
   const StopSignals* signals_ = nullptr;
   HttpEndpoint endpoint_;
   std::map<std::string, NodeStatus> nodes_;  // every worker seen, by id

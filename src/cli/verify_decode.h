@@ -19,7 +19,7 @@ struct VerifyDecodeOptions {
   std::string data_listen;  // where the swarm's workers dial us; "": loopback, or all interfaces when the swarm is not
   std::string worker_device = "cpu";
   std::string local;           // "allow", "deny"; "": deny with workers of our own, allow with a swarm
-  int wait_s = 60;             // for coverage
+  int wait_s = 30;             // for coverage: so long without one more slice
   std::uint32_t n_tokens = 0;  // 0: 128, or all of the given text
   std::uint32_t n_batch = 32;
   std::optional<std::string> text;  // at most one of these; neither: a text of our own

@@ -77,7 +77,7 @@ void AddVerifyDecode(CLI::App& verify, CommandContext& context) {
       ->add_option("--local", options->local,
                    "may this machine compute what no worker holds? (default: allow with --swarm, else deny)")
       ->check(CLI::IsMember({"allow", "deny"}));
-  command->add_option("--wait", options->wait_s, "seconds to wait until workers hold every slice")
+  command->add_option("--wait", options->wait_s, "until workers hold every slice: seconds without one more")
       ->check(CLI::Range(0, 86400))
       ->capture_default_str();
   command->add_option("--tokens", options->n_tokens, "how many tokens to compare (default: 128, or all of your text)")

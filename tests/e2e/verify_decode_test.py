@@ -100,9 +100,18 @@ class VerifyDecode(unittest.TestCase):
         for toy in TOYS:
             with self.subTest(toy):
                 report = self.verify("-m", self.models / f"{toy}-moe.gguf", "--tokens", "40", "--batch", "16")
+                self.assertEqual(report["text"], "built-in")
                 self.assertEqual(report["verdict"], "bit-identical")
                 self.assertGreater(report["pairs_by_workers"], 0)
                 self.assertEqual(report["pairs_local"], 0)
+
+    def test_a_model_in_several_files_whichever_is_named(self):
+        run(["llama-gguf-split", "--split", "--split-max-tensors", "30", AUSTEN, self.folder / "austen"])
+        files = sorted(self.folder.glob("austen-0000*.gguf"))
+        self.assertGreater(len(files), 1)
+        for file in (files[0], files[-1]):
+            report = self.verify("-m", file, "--tokens", "16")
+            self.assertEqual((report["verdict"], report["pairs_by_workers"]), ("bit-identical", 256))
 
     # ---- a swarm that runs already
 
@@ -234,6 +243,13 @@ class VerifyDecode(unittest.TestCase):
         self.assertIn("no device called", self.verify("-m", AUSTEN, "--worker-device", "Abacus7", status=1))
         self.assertIn("more than", self.verify("-m", self.models / "qwen3moe-moe.gguf", "--workers", "64", status=1))
         self.assertIn("TMPDIR", self.verify("-m", AUSTEN, status=1, env=environment({"TMPDIR": str(self.folder / "none")})))
+        with self.subTest("without its own programs"):
+            alone = self.folder / "bin/linkcpp"
+            alone.parent.mkdir()
+            shutil.copy(BIN / "linkcpp", alone)
+            said = run([alone, "verify", "decode", "-m", AUSTEN], env=self.env(), check=False)
+            self.assertEqual(said.returncode, 1)
+            self.assertIn("linkcpp-decode is not there", said.stdout)
         for args in (["--tokens", "0"], ["--tokens", "-3"], ["--workers", "0"], ["--workers", "2", "--swarm", "http://x"],
                      ["--token-file", "x"], ["--text", "a", "--prompt-file", "b"], ["--batch", "0"]):
             self.verify("-m", AUSTEN, *args, status=2)
