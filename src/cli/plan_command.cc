@@ -56,7 +56,8 @@ Result<std::uint32_t> ParseContext(const std::string& text) {
   const char* const end_of_text = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), end_of_text, number);
   const bool thousands = end + 1 == end_of_text && (*end == 'k' || *end == 'K');
-  if (error != std::errc() || (end != end_of_text && !thousands) || number == 0 || number > (thousands ? 1u << 17 : 1u << 27)) {
+  if (error != std::errc() || (end != end_of_text && !thousands) || number == 0 ||
+      number > (thousands ? 1u << 17 : 1u << 27)) {
     return Fail(FaultCode::kRefused, "--ctx '{}' is not a number of tokens: write 32768, 32k or full", text);
   }
   return thousands ? number * 1024 : number;
@@ -74,6 +75,15 @@ Result<double> ParseDisk(const std::string& text) {
     return Fail(FaultCode::kRefused, "--disk '{}' is neither nvme, sata nor a number of GB/s", text);
   }
   return rate;
+}
+
+// Whether ggml's CPU backend will pack matrices for AMX here.
+bool HasAmx() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("amx-int8") != 0;
+#else
+  return false;
+#endif
 }
 
 // Reads 128 MiB with every core, for half a second and at least three times, and takes the best: GB/s.
@@ -121,7 +131,8 @@ Result<void> ReadDevices(const PlanArguments& arguments, Machine& machine, std::
   if (arguments.vram.empty()) {
     for (const DeviceInfo& info : Device::List()) {
       if (!info.is_gpu || info.free_bytes == 0) continue;
-      machine.devices.push_back({.name = info.name, .memory_bytes = info.free_bytes, .read_gbs = rate, .tflops = kVramTflops});
+      machine.devices.push_back(
+          {.name = info.name, .memory_bytes = info.free_bytes, .read_gbs = rate, .tflops = kVramTflops});
     }
     if (machine.devices.empty()) {
       assumptions.emplace_back("no device: ggml finds no GPU here (see --vram)");
@@ -129,9 +140,9 @@ Result<void> ReadDevices(const PlanArguments& arguments, Machine& machine, std::
     }
   }
   for (const FastDevice& device : machine.devices) {
-    assumptions.push_back(std::format("{}: {:.2f} GiB ({}), read at {:.0f} GB/s ({}), {:.0f} Tflop/s (assumed)", device.name,
-                                      Gib(device.memory_bytes), arguments.vram.empty() ? "free now" : "--vram", rate,
-                                      rate_from, kVramTflops));
+    assumptions.push_back(std::format("{}: {:.2f} GiB ({}), read at {:.0f} GB/s ({}), {:.0f} Tflop/s (assumed)",
+                                      device.name, Gib(device.memory_bytes),
+                                      arguments.vram.empty() ? "free now" : "--vram", rate, rate_from, kVramTflops));
   }
   machine.link_gbs = kLinkGbs;
   assumptions.push_back(std::format("from RAM to a device: {:.0f} GB/s (assumed)", kLinkGbs));
@@ -158,14 +169,18 @@ Result<Machine> ReadMachine(const PlanArguments& arguments, std::vector<std::str
   assumptions.push_back(std::format("RAM: {:.2f} GiB ({}), read at {:.1f} GB/s ({})", Gib(machine.ram_bytes),
                                     arguments.ram.empty() ? "available now" : "--ram", machine.ram_gbs,
                                     arguments.ram_rate ? "--ram-rate" : "measured now, a busy machine shows less"));
-  assumptions.push_back(std::format("CPU: {} core{}, {:.2f} Tflop/s (assumed)", n_cores, n_cores == 1 ? "" : "s", machine.cpu_tflops));
-  assumptions.push_back(machine.disk_gbs > 0
-                            ? std::format("disk: {} GB/s (--disk)", machine.disk_gbs)
-                            : std::string("disk: experts may not stay on it (see --disk)"));
+  assumptions.push_back(
+      std::format("CPU: {} core{}, {:.2f} Tflop/s (assumed)", n_cores, n_cores == 1 ? "" : "s", machine.cpu_tflops));
+  machine.amx = HasAmx();
+  if (machine.amx)
+    assumptions.emplace_back(
+        "this processor has AMX: llama.cpp packs the CPU's matrices for it, which makes some larger");
+  assumptions.push_back(machine.disk_gbs > 0 ? std::format("disk: {} GB/s (--disk)", machine.disk_gbs)
+                                             : std::string("disk: experts may not stay on it (see --disk)"));
   for (const Node& node : machine.nodes) {
     assumptions.push_back(std::format("{}: {:.2f} GiB, {} GB/s, {} ms, {}/{} Mbit/s, {} Tflop/s ({})", node.name,
-                                      Gib(node.memory_bytes), node.read_gbs, node.rtt_ms, node.up_mbits, node.down_mbits,
-                                      node.tflops, arguments.nodes));
+                                      Gib(node.memory_bytes), node.read_gbs, node.rtt_ms, node.up_mbits,
+                                      node.down_mbits, node.tflops, arguments.nodes));
   }
   assumptions.emplace_back("flash attention; layers' experts stay together; rows travel as f32; routing is uniform");
   assumptions.push_back(std::format("kept free on each device: {:.2f} GiB", Gib(kDeviceReserveBytes)));
@@ -198,20 +213,27 @@ Result<void> RunPlan(const PlanArguments& arguments) {
 }  // namespace
 
 void AddPlanCommand(CLI::App& app, CommandContext& context) {
-  auto* command = app.add_subcommand("plan", "say what of a model fits where, how fast it will be, and how to start it");
+  auto* command =
+      app.add_subcommand("plan", "say what of a model fits where, how fast it will be, and how to start it");
   auto arguments = std::make_shared<PlanArguments>();
-  command->add_option("-m,--model", arguments->model, "the GGUF file, or any of its splits; only headers are read")->required();
-  command->add_option("--vram", arguments->vram, "memory of the devices, e.g. 24GiB,16GiB; none (default: what is free now)")
+  command->add_option("-m,--model", arguments->model, "the GGUF file, or any of its splits; only headers are read")
+      ->required();
+  command
+      ->add_option("--vram", arguments->vram,
+                   "memory of the devices, e.g. 24GiB,16GiB; none (default: what is free now)")
       ->delimiter(',');
   command->add_option("--vram-rate", arguments->vram_rate, "what a device reads, in GB/s (default: 500, assumed)")
       ->check(CLI::Range(0.1, 100'000.0));
   command->add_option("--ram", arguments->ram, "memory for the model, e.g. 32GiB (default: what is available now)");
   command->add_option("--ram-rate", arguments->ram_rate, "what the CPU reads, in GB/s (default: measured)")
       ->check(CLI::Range(0.1, 100'000.0));
-  command->add_option("--disk", arguments->disk, "leave experts in the file: nvme (3 GB/s), sata (0.5) or GB/s (default: no)");
+  command->add_option("--disk", arguments->disk,
+                      "leave experts in the file: nvme (3 GB/s), sata (0.5) or GB/s (default: no)");
   command->add_option("--ctx", arguments->context, "tokens of context of all sequences together: 32768, 32k, full")
       ->capture_default_str();
-  command->add_option("--parallel", arguments->parallel, "sequences at once")->capture_default_str()->check(CLI::Range(1, 256));
+  command->add_option("--parallel", arguments->parallel, "sequences at once")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 256));
   command->add_option("--batch", arguments->batch, "tokens of a prompt computed at once")
       ->capture_default_str()
       ->check(CLI::Range(1, 16384));

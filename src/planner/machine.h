@@ -35,6 +35,7 @@ struct Machine {
   double ram_gbs = 0;
   double cpu_tflops = 0;
   double link_gbs = 0;  // between RAM and devices
+  bool amx = false;     // ggml packs the CPU's matrices for AMX, which makes some of them larger
   double disk_gbs = 0;  // 0: experts may not stay on disk
   std::vector<Node> nodes;
 };

@@ -3,8 +3,11 @@
     plan_test.py LINKCPP
 
 llama-fit-params lays a model out without loading it and logs every buffer, so skeletons (headers with file holes) do.
+KV cache and state are also compared on every architecture that llama.cpp's own test program can write.
 """
 
+import concurrent.futures
+import glob
 import json
 import os
 import re
@@ -34,21 +37,31 @@ def plan(model, *options, ok=True):
     return json.loads(done.stdout) if ok else done
 
 
-def fit(model, *options):
+def fit(model, *options, repack=False):
     """What llama.cpp would allocate, in MiB: weights, KV, state, compute. None: it can not lay the model out."""
     environment = dict(os.environ)
     environment.pop("GGML_BACKEND_PATH", None)
     environment.pop("GGML_VK_VISIBLE_DEVICES", None)
-    done = subprocess.run(["llama-fit-params", "-fitp", "on", "-m", model, "-v", "--no-repack", *options], capture_output=True, text=True,
-                          env=environment)
-    log = done.stdout + done.stderr
-    if done.returncode != 0:
-        return None
+    for _ in range(10):  # its log is written by a thread that the end of the process now and then cuts short
+        done = subprocess.run(["llama-fit-params", "-fitp", "on", "-m", model, "-v", *([] if repack else ["--no-repack"]), *options],
+                              capture_output=True, text=True, env=environment)
+        log = done.stdout + done.stderr
+        if done.returncode != 0:
+            return None
+        if "compute buffer size" in log:
+            break
+    else:
+        raise SystemExit(f"llama-fit-params {model} {options}: no complete log in ten runs")
+
+    def total(pattern):
+        return sum(float(x) for x in re.findall(pattern, log))
+
     rows = re.findall(r"\|\s+- \S.*\|\s*(\d+) =\s*(\d+) \+\s*(\d+) \+\s*(\d+)", log)
     return {"model": sum(int(row[1]) for row in rows),
-            "kv": sum(float(x) for x in re.findall(r"llama_kv_cache: size =\s*([\d.]+) MiB", log)),
-            "state": sum(float(x) for x in re.findall(r"llama_memory_recurrent: size =\s*([\d.]+) MiB", log)),
-            "compute": sum(float(x) for x in re.findall(r"compute buffer size =\s*([\d.]+) MiB", log))}
+            "kv": total(r"llama_kv_cache: size =\s*([\d.]+) MiB"),
+            "state": total(r"llama_memory_recurrent: size =\s*([\d.]+) MiB") +
+            total(r"llama_dsv4_comp_state: \w+ ratio = .* size =\s*([\d.]+) MiB"),
+            "compute": total(r"compute buffer size =\s*([\d.]+) MiB")}
 
 
 def near(ours, theirs, relative, absolute):
@@ -76,6 +89,12 @@ def compare(folder, name):
         compute = ram["compute"] / MIB
         check(host["compute"] <= compute <= 1.1 * host["compute"],
               f"{title}: compute {compute:.1f}, {host['compute']:.1f}: {compute / host['compute'] - 1:+.1%}")
+    packed = fit(model, "-c", "4096", "-fa", "on", repack=True)
+    if packed is not None:  # with buffers for AMX and repacked experts, whichever this processor has
+        ours = plan(model, "--vram", "none", "--ram", "900GiB", "--ram-rate", "40", "--ctx", "4096")
+        ram = next(row for row in ours["memory"] if row["name"] == "RAM")
+        weights = (ram["backbone"] + ram["experts"]) / MIB
+        check(near(weights, packed["model"], 0.001, 3), f"{name} packed for this processor: {weights:.1f}, {packed['model']} MiB")
     four = fit(model, "-c", "32768", "-np", "4", "-fa", "on")
     if four is not None:
         ours = plan(model, "--vram", "none", "--ram", "900GiB", "--ram-rate", "40", "--ctx", "32768", "--parallel", "4")
@@ -83,6 +102,49 @@ def compare(folder, name):
         check(near(ours["state_bytes"] / MIB, four["state"], 0.001, 0.01),
               f"{name} 4 sequences: state {ours['state_bytes'] / MIB:.2f}, {four['state']:.2f}")
     os.remove(model)
+
+
+TOYS = "/usr/libexec/x86_64-linux-gnu/llama.cpp-tests/test-llama-archs"
+# Files of these architectures are called MoE, but have no expert tensors.
+DENSE_TOYS = {"ernie4_5", "paddleocr"}
+LEAST_TOYS = 50
+
+
+def compare_toy(model):
+    """KV cache and state of one toy model; sixteen sequences, so that two decimals of a MiB say something."""
+    name = os.path.basename(model).removesuffix("-moe.gguf")
+    lines = []
+    for options, wish in ((["-c", "65536", "-np", "16"], ["--ctx", "65536", "--parallel", "16"]),
+                          (["-c", "8192", "-ctk", "q8_0", "-ctv", "q8_0"], ["--ctx", "8192", "--kv", "q8_0"])):
+        done = plan(model, "--vram", "none", "--ram", "900GiB", "--ram-rate", "40", *wish, ok=False)
+        if name in DENSE_TOYS:
+            return [(done.returncode == 2 and "dense" in done.stdout, f"toy {name}: refused as a dense model")]
+        host = fit(model, "-fa", "on", *options)
+        if host is None:
+            lines.append((None, f"toy {name} {' '.join(options)}: llama-fit-params fails"))
+            continue
+        if done.returncode != 0:
+            lines.append((False, f"toy {name}: {done.stdout}{done.stderr}"))
+            continue
+        ours = json.loads(done.stdout)
+        kv, state = ours["kv_bytes"] / MIB, ours["state_bytes"] / MIB
+        lines.append((near(kv, host["kv"], 0.001, 0.02) and near(state, host["state"], 0.001, 0.02),
+                      f"toy {name} {' '.join(options)}: KV {kv:.2f}, {host['kv']:.2f}; state {state:.2f}, {host['state']:.2f}"))
+    return lines
+
+
+def toys(folder):
+    subprocess.run([TOYS, "-o", folder, "-s", "1"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    compared = 0
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for lines in pool.map(compare_toy, sorted(glob.glob(os.path.join(folder, "*-moe.gguf")))):
+            for ok, text in lines:
+                if ok is None:
+                    print(f"skip  {text}")
+                else:
+                    check(ok, text)
+            compared += any(ok is not None for ok, _ in lines)
+    check(compared >= LEAST_TOYS, f"toys: {compared} architectures compared")
 
 
 def reference(folder):
@@ -133,6 +195,8 @@ with tempfile.TemporaryDirectory(prefix="linkcpp-plan-") as folder:
     good = reference(folder)
     bad_input(folder, good)
     os.remove(good)
+    with tempfile.TemporaryDirectory(dir=folder) as toy_folder:
+        toys(toy_folder)
     for name in MODELS:
         compare(folder, name)
 print(f"{len(failures)} wrong")
