@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
-#include <numeric>
+#include <iterator>
 #include <vector>
 
 #include "kernel/ggml_device.h"
@@ -14,7 +14,6 @@ namespace {
 
 using CalibrationClock = std::chrono::steady_clock;
 
-constexpr std::size_t kMostKinds = 5;
 constexpr std::size_t kMostNodes = 2048;
 // Every byte of the made-up weights: as a scale in F16 0.047, and no type reads it as NaN or a denormal.
 constexpr int kWeightByte = 0x2a;
@@ -127,55 +126,172 @@ class KindBench {
   GgmlContext context_;
 };
 
-// A chain of `n` small steps on one row: seconds a pass.
-Result<double> ChainSeconds(std::uint32_t n_embd, std::size_t n, GgmlDevice& device, double seconds) {
-  const GgmlContext context = NewContext(n + 8, n + 8);
-  ggml_tensor* x = ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, n_embd);
-  ggml_tensor* other = ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, n_embd);
-  ggml_set_input(x);
-  ggml_set_input(other);
-  ggml_tensor* y = x;
-  for (std::size_t i = 0; i < n; ++i) {
-    switch (i % 3) {
-      case 0: y = ggml_rms_norm(context.get(), y, 1e-6f); break;
-      case 1: y = ggml_mul(context.get(), y, other); break;
-      default: y = ggml_add(context.get(), y, other); break;
+// Graphs of small steps on one row, each repeated so that starting the graph does not count: seconds a repetition.
+class StepBench {
+ public:
+  StepBench(const LayerShape& shape, GgmlDevice& device, double seconds) : shape_(shape), device_(device), seconds_(seconds) {}
+
+  Result<double> Steps(std::size_t n) {
+    Begin(n);
+    ggml_tensor *x = Row(shape_.n_embd), *other = Row(shape_.n_embd), *y = x;
+    for (std::size_t i = 0; i < n; ++i) {
+      y = i % 3 == 0 ? ggml_rms_norm(c_, y, kEpsilon) : i % 3 == 1 ? ggml_mul(c_, y, other) : ggml_add(c_, y, other);
     }
+    Add(y);
+    return Run();
   }
-  ggml_cgraph* graph = ggml_new_graph_custom(context.get(), n + 8, false);
-  ggml_build_forward_expand(graph, y);
-  RETURN_IF_FAULT(device.Allocate(graph));
-  const std::vector<float> row(n_embd, 0.5f);
-  ggml_backend_tensor_set(x, row.data(), 0, row.size() * sizeof(float));
-  if (other->buffer != nullptr) ggml_backend_tensor_set(other, row.data(), 0, row.size() * sizeof(float));  // a chain of one has none
-  return MedianPass(seconds, [&] { return device.Compute(graph); });
+
+  // `n` layers; attention alone when `only_attention`.
+  Result<double> Attention(std::size_t n, std::int64_t n_cells, bool only_attention) {
+    Begin(16 * n);
+    const std::int64_t length = shape_.head_length, heads = shape_.n_head, kv_heads = shape_.n_head_kv;
+    ggml_tensor *x = Row(shape_.n_embd), *weight = Row(shape_.n_embd), *norm = Row(length);
+    ggml_tensor* q = Input(ggml_new_tensor_3d(c_, GGML_TYPE_F32, length, heads, 1));
+    ggml_tensor* k = Input(ggml_new_tensor_3d(c_, GGML_TYPE_F32, length, kv_heads, 1));
+    ggml_tensor* v = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, length * kv_heads, 1));
+    ggml_tensor* position = Input(ggml_new_tensor_1d(c_, GGML_TYPE_I32, 1));
+    ggml_tensor* slot = Input(ggml_new_tensor_1d(c_, GGML_TYPE_I64, 1));
+    ggml_tensor* mask = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F16, n_cells, 1));
+    for (std::size_t i = 0; i < n; ++i) {
+      ggml_tensor* k_cache = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F16, length * kv_heads, n_cells));
+      ggml_tensor* v_cache = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F16, length * kv_heads, n_cells));
+      ggml_tensor* query = q;
+      if (!only_attention) {
+        Add(ggml_mul(c_, ggml_rms_norm(c_, x, kEpsilon), weight));
+        ggml_tensor* key = k;
+        if (shape_.qk_norms) {
+          query = ggml_mul(c_, ggml_rms_norm(c_, q, kEpsilon), norm);
+          key = ggml_mul(c_, ggml_rms_norm(c_, k, kEpsilon), norm);
+        }
+        query = Rope(query, position);
+        key = Rope(key, position);
+        Add(ggml_set_rows(c_, k_cache, ggml_reshape_2d(c_, key, length * kv_heads, 1), slot));
+        Add(ggml_set_rows(c_, v_cache, v, slot));
+      }
+      const std::size_t row = ggml_row_size(GGML_TYPE_F16, length * kv_heads), head = ggml_row_size(GGML_TYPE_F16, length);
+      ggml_tensor* keys = ggml_view_3d(c_, k_cache, length, n_cells, kv_heads, row, head, 0);
+      ggml_tensor* values = ggml_view_3d(c_, v_cache, length, n_cells, kv_heads, row, head, 0);
+      Add(ggml_flash_attn_ext(c_, ggml_permute(c_, query, 0, 2, 1, 3), keys, values, mask, 0.1f, 0, 0));
+      if (!only_attention) Add(x = ggml_add(c_, x, weight));
+    }
+    return Run();
+  }
+
+  Result<double> Router(std::size_t n) {
+    Begin((16 + 2 * shape_.n_used) * n);
+    const std::int64_t experts = shape_.n_experts, used = std::min(shape_.n_used, shape_.n_experts);
+    ggml_tensor *x = Row(shape_.n_embd), *weight = Row(shape_.n_embd), *logits = Row(experts);
+    ggml_tensor* gate = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, shape_.n_ff, used));
+    ggml_tensor* up = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, shape_.n_ff, used));
+    ggml_tensor* down = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, shape_.n_embd, used));
+    for (std::size_t i = 0; i < n; ++i) {
+      Add(ggml_mul(c_, ggml_rms_norm(c_, x, kEpsilon), weight));
+      ggml_tensor* probabilities = ggml_soft_max(c_, logits);
+      ggml_tensor* order = ggml_argsort(c_, probabilities, GGML_SORT_ORDER_DESC);
+      ggml_tensor* chosen = ggml_view_1d(c_, order, used, 0);
+      ggml_tensor* weights = ggml_get_rows(c_, ggml_reshape_2d(c_, probabilities, 1, experts), chosen);
+      weights = ggml_reshape_1d(c_, weights, used);
+      ggml_tensor* sum = ggml_clamp(c_, ggml_sum_rows(c_, weights), 1e-6f, 1e6f);
+      weights = ggml_reshape_2d(c_, ggml_div(c_, weights, sum), 1, used);
+      Add(ggml_swiglu_split(c_, gate, up));
+      ggml_tensor* weighed = ggml_mul(c_, down, weights);
+      ggml_tensor* total = ggml_view_1d(c_, weighed, shape_.n_embd, 0);
+      for (std::int64_t e = 1; e < used; ++e) {
+        total = ggml_add(c_, total, ggml_view_1d(c_, weighed, shape_.n_embd, static_cast<std::size_t>(e) * weighed->nb[1]));
+      }
+      Add(x = ggml_add(c_, x, total));
+    }
+    return Run();
+  }
+
+ private:
+  static constexpr float kEpsilon = 1e-6f;
+
+  void Begin(std::size_t n_nodes) {
+    context_ = NewContext(3 * n_nodes + 64, 3 * n_nodes + 64);
+    c_ = context_.get();
+    graph_ = ggml_new_graph_custom(c_, 3 * n_nodes + 64, false);
+    inputs_.clear();
+  }
+  ggml_tensor* Input(ggml_tensor* tensor) {
+    ggml_set_input(tensor);
+    inputs_.push_back(tensor);
+    return tensor;
+  }
+  ggml_tensor* Row(std::int64_t n) { return Input(ggml_new_tensor_1d(c_, GGML_TYPE_F32, n)); }
+  ggml_tensor* Rope(ggml_tensor* heads, ggml_tensor* position) {
+    const int dimensions = static_cast<int>(shape_.head_length / 2 * 2);
+    return ggml_rope_ext(c_, heads, position, nullptr, dimensions, GGML_ROPE_TYPE_NEOX, 4096, 10000, 1, 0, 1, 32, 1);
+  }
+  void Add(ggml_tensor* tensor) { ggml_build_forward_expand(graph_, tensor); }
+  Result<double> Run() {
+    RETURN_IF_FAULT(device_.Allocate(graph_));
+    std::vector<float> halves;
+    for (ggml_tensor* input : inputs_) {  // an input that no step uses has no memory
+      if (input->buffer == nullptr) continue;
+      halves.assign(ggml_nbytes(input) / sizeof(float) + 1, input->type == GGML_TYPE_F32 ? 0.5f : 0.0f);
+      ggml_backend_tensor_set(input, halves.data(), 0, ggml_nbytes(input));
+    }
+    return MedianPass(seconds_, [&] { return device_.Compute(graph_); });
+  }
+
+  const LayerShape& shape_;
+  GgmlDevice& device_;
+  const double seconds_;
+  GgmlContext context_;
+  ggml_context* c_ = nullptr;
+  ggml_cgraph* graph_ = nullptr;
+  std::vector<ggml_tensor*> inputs_;
+};
+
+struct Rates {
+  double dense_gbs = 0, expert_gbs = 0;
+};
+
+Result<Rates> MatrixRates(std::span<const MatrixKind> kinds, GgmlDevice& device, double seconds, std::uint64_t most_bytes) {
+  double dense_bytes = 0, dense_seconds = 0, expert_bytes = 0, expert_seconds = 0;
+  const double share = seconds / static_cast<double>(std::max<std::size_t>(kinds.size(), 1));
+  for (const MatrixKind& kind : kinds) {
+    ASSIGN_OR_RETURN(const double a_byte, KindBench(kind, device).SecondsAByte(share, most_bytes));
+    const auto bytes = static_cast<double>(kind.token_bytes);
+    (kind.n_experts > 0 ? expert_bytes : dense_bytes) += bytes;
+    (kind.n_experts > 0 ? expert_seconds : dense_seconds) += bytes * a_byte;
+  }
+  return Rates{.dense_gbs = dense_seconds > 0 ? dense_bytes / dense_seconds / 1e9 : 0,
+               .expert_gbs = expert_seconds > 0 ? expert_bytes / expert_seconds / 1e9 : 0};
 }
 
 }  // namespace
 
-Result<Calibration> Calibrate(std::span<const MatrixKind> kinds, std::uint32_t n_embd, Device& device, double seconds,
+Result<double> CalibrateExperts(std::span<const MatrixKind> kinds, Device& device, double seconds, std::uint64_t most_bytes) {
+  std::vector<MatrixKind> experts;
+  std::ranges::copy_if(kinds, std::back_inserter(experts), [](const MatrixKind& kind) { return kind.n_experts > 0; });
+  ASSIGN_OR_RETURN(const Rates rates, MatrixRates(experts, static_cast<GgmlDevice&>(device), seconds, most_bytes));
+  return rates.expert_gbs;
+}
+
+Result<Calibration> Calibrate(std::span<const MatrixKind> kinds, const LayerShape& layer, Device& device, double seconds,
                               std::uint64_t most_bytes) {
   auto& ggml = static_cast<GgmlDevice&>(device);
-  std::vector<const MatrixKind*> order;
-  for (const MatrixKind& kind : kinds) order.push_back(&kind);
-  std::ranges::stable_sort(order, std::greater(), [](const MatrixKind* kind) { return kind->token_bytes; });
-  if (order.size() > kMostKinds) order.resize(kMostKinds);
-
   Calibration result;
-  double dense_bytes = 0, dense_seconds = 0, expert_bytes = 0, expert_seconds = 0;
-  const double share = 0.6 * seconds / static_cast<double>(std::max<std::size_t>(order.size(), 1));
-  for (const MatrixKind* kind : order) {
-    ASSIGN_OR_RETURN(const double a_byte, KindBench(*kind, ggml).SecondsAByte(share, most_bytes));
-    const auto bytes = static_cast<double>(kind->token_bytes);
-    (kind->n_experts > 0 ? expert_bytes : dense_bytes) += bytes;
-    (kind->n_experts > 0 ? expert_seconds : dense_seconds) += bytes * a_byte;
-  }
-  if (dense_seconds > 0) result.dense_gbs = dense_bytes / dense_seconds / 1e9;
-  if (expert_seconds > 0) result.expert_gbs = expert_bytes / expert_seconds / 1e9;
-  constexpr std::size_t kChain = 241;
-  ASSIGN_OR_RETURN(const double chain, ChainSeconds(std::max(n_embd, 1u), kChain, ggml, 0.05));
-  ASSIGN_OR_RETURN(result.dispatch_seconds, ChainSeconds(std::max(n_embd, 1u), 1, ggml, 0.02));
-  result.node_seconds = std::max(0.0, chain - result.dispatch_seconds) / (kChain - 1);
+  ASSIGN_OR_RETURN(const Rates rates, MatrixRates(kinds, ggml, 0.6 * seconds, most_bytes));
+  result.dense_gbs = rates.dense_gbs;
+  result.expert_gbs = rates.expert_gbs;
+  constexpr std::size_t kSteps = 240, kLayers = 12;
+  constexpr std::int64_t kFewCells = 256, kManyCells = 4096;
+  StepBench steps(layer, ggml, 0.08 * seconds);
+  ASSIGN_OR_RETURN(result.graph_seconds, steps.Steps(1));
+  const auto less_start = [&](double total) { return std::max(0.0, total - result.graph_seconds); };
+  ASSIGN_OR_RETURN(const double chain, steps.Steps(kSteps + 1));
+  result.step_seconds = less_start(chain) / kSteps;
+  ASSIGN_OR_RETURN(const double attention, steps.Attention(kLayers, kFewCells, false));
+  result.attention_seconds = less_start(attention) / kLayers;
+  ASSIGN_OR_RETURN(const double router, steps.Router(kLayers));
+  result.router_seconds = less_start(router) / kLayers;
+  ASSIGN_OR_RETURN(const double few, steps.Attention(kLayers, kFewCells, true));
+  ASSIGN_OR_RETURN(const double many, steps.Attention(kLayers, kManyCells, true));
+  const double cells_bytes = 4.0 * layer.head_length * layer.n_head_kv * kLayers * (kManyCells - kFewCells);
+  if (many > few) result.attention_gbs = cells_bytes / (many - few) / 1e9;
   return result;
 }
 

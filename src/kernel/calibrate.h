@@ -19,20 +19,31 @@ struct MatrixKind {
   std::uint32_t type = 0;  // ggml type number
   std::uint32_t n_in = 0, n_out = 0;
   std::uint32_t n_experts = 0, n_used = 0;  // n_experts 0: a plain matrix
-  std::uint64_t stored_bytes = 0;           // of all of them: the memory they are spread over
+  std::uint64_t stored_bytes = 0;           // the memory to spread them over: what is read before one is read again
   std::uint64_t token_bytes = 0;            // of it read for one token
 };
 
-struct Calibration {
-  double dense_gbs = 0;        // plain matrices, starting each included
-  double expert_gbs = 0;       // chosen experts of a layer, likewise
-  double node_seconds = 0;     // any other step of a graph on one row
-  double dispatch_seconds = 0; // starting and ending a graph of one small step
+// What a layer does beside multiplying by weights.
+struct LayerShape {
+  std::uint32_t n_embd = 1, n_head = 1, n_head_kv = 1, head_length = 64, n_experts = 1, n_used = 1, n_ff = 1;
+  bool qk_norms = false;
 };
 
-// Takes about `seconds`, and memory for a while: up to `most_bytes`. Kinds that read little are left out; a rate with no
-// kind is 0. kLocal: no memory, or the device failed. One thread at a time per Device.
-Result<Calibration> Calibrate(std::span<const MatrixKind> kinds, std::uint32_t n_embd, Device& device, double seconds,
+struct Calibration {
+  double dense_gbs = 0;          // plain matrices, starting each included
+  double expert_gbs = 0;         // chosen experts of a layer, likewise
+  double attention_seconds = 0;  // of a layer, without its matrices: norms, rope, the cache's rows, attention over 256 cells
+  double attention_gbs = 0;      // reading K and V when there are many cells
+  double router_seconds = 0;     // of a layer with experts, without matrices: norm, choosing, weighing, adding up
+  double step_seconds = 0;       // any other step of a graph on one row
+  double graph_seconds = 0;      // starting and ending a graph of one small step
+};
+
+// Takes about `seconds` beside what it takes to get memory, of which it uses up to `most_bytes`. A rate without a kind is 0.
+// kLocal: no memory, or the device failed. One thread at a time per Device.
+Result<Calibration> Calibrate(std::span<const MatrixKind> kinds, const LayerShape& layer, Device& device, double seconds,
                               std::uint64_t most_bytes);
+// The experts' rate alone, as far as there are kinds of them.
+Result<double> CalibrateExperts(std::span<const MatrixKind> kinds, Device& device, double seconds, std::uint64_t most_bytes);
 
 }  // namespace linkcpp

@@ -84,6 +84,7 @@ class Sizer {
       }
       AddExperts(layer);
       AddCache(layer);
+      AddSteps(layer);
     }
     return std::move(sizes_);
   }
@@ -195,10 +196,23 @@ class Sizer {
       layer.v_elements = n_head_kv * value_length;
     }
     layer.sliding = layer.k_elements > 0 && IsSliding(il);
+    sizes_.n_head_kv = std::max(sizes_.n_head_kv, static_cast<std::uint32_t>(n_head_kv));
+    sizes_.head_length = std::max(sizes_.head_length, static_cast<std::uint32_t>(key_length));
+    sizes_.qk_norms = sizes_.qk_norms || Find(il, "attn_k_norm.weight") != nullptr;
     for (const std::uint64_t head :
          {layer.v_elements == 0 ? layer.k_elements : key_length, layer.v_elements == 0 ? 0 : value_length}) {
       sizes_.head_gcd = std::gcd(sizes_.head_gcd, head);
     }
+  }
+
+  // What llama.cpp's graph does for a token beside matrix products, views, attention and choosing experts: counted on
+  // qwen35moe and lfm2moe.
+  void AddSteps(LayerSizes& layer) const {
+    const std::uint32_t il = layer.layer;
+    constexpr std::uint32_t kDeltaNet = 27, kConvolution = 10, kDense = 4, kShared = 4;
+    if (layer.recurrent_bytes > 0) layer.n_steps += Find(il, "shortconv.conv.weight") != nullptr ? kConvolution : kDeltaNet;
+    if (layer.n_experts == 0) layer.n_steps += kDense;
+    if (Find(il, "ffn_up_shexp.weight") != nullptr) layer.n_steps += kShared;
   }
 
   // Indexers, which choose what attention looks at, and compressed keys (one cell for `ratio` tokens).

@@ -34,11 +34,15 @@ struct LayerSizes {
   bool sliding = false;  // the cache holds the window only
   std::vector<SideCache> side_caches;
   std::uint64_t recurrent_bytes = 0;  // F32 state of one sequence
+  // Steps of its graph that are neither matrix product, attention nor choosing of experts (counted on llama.cpp 0.7).
+  std::uint32_t n_steps = 0;
 };
 
 struct ModelSizes {
   std::string name, architecture;
   std::uint32_t n_embd = 0, n_vocab = 0, n_head = 0, context_length = 0, sliding_window = 0;
+  std::uint32_t n_head_kv = 0, head_length = 0;  // the most of any layer
+  bool qk_norms = false;
   std::uint64_t head_gcd = 0;   // divides the lengths of all key and value heads; 0: no attention
   bool flash_attention = true;  // llama.cpp runs this architecture with it
   std::uint64_t n_weights = 0;  // elements of all tensors

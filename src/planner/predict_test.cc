@@ -55,15 +55,21 @@ Node NodeAt(double rtt_ms) {
   return {.name = "pc", .memory_bytes = 8 * kGib, .read_gbs = 20, .rtt_ms = rtt_ms, .up_mbits = 1e6, .down_mbits = 1e6};
 }
 
+Machine With(std::vector<Node> nodes) {
+  Machine machine;
+  machine.nodes = std::move(nodes);
+  return machine;
+}
+
 TEST(SwarmLayer, OneNodeDoesEverything) {
-  const SwarmLayer layer = PredictSwarmLayer(Layer(8), std::vector{NodeAt(1)}, 12'288);
+  const SwarmLayer layer = PredictSwarmLayer(Layer(8), With({NodeAt(1)}), 12'288);
   EXPECT_NEAR(layer.workers, 1, 1e-9);
   EXPECT_NEAR(layer.kernel_seconds, 8 * kSlice / 20e9, 1e-9);
   EXPECT_NEAR(layer.seconds, 0.001 + 8 * kSlice / 20e9 + 9 * 12'288 * 8 / 1e12, 1e-9);
 }
 
 TEST(SwarmLayer, TwoNodesAndTwoExpertsMeetOnOneHalfOfTheTime) {
-  const SwarmLayer layer = PredictSwarmLayer(Layer(2), std::vector{NodeAt(0), NodeAt(0)}, 0);
+  const SwarmLayer layer = PredictSwarmLayer(Layer(2), With({NodeAt(0), NodeAt(0)}), 0);
   EXPECT_NEAR(layer.workers, 1.5, 1e-9);
   EXPECT_NEAR(layer.kernel_seconds, 1.5 * kSlice / 20e9, 1e-9);
 }
@@ -71,7 +77,7 @@ TEST(SwarmLayer, TwoNodesAndTwoExpertsMeetOnOneHalfOfTheTime) {
 TEST(SwarmLayer, ASlowNodeCountsAsOftenAsItIsAsked) {
   std::vector<Node> nodes{NodeAt(0), NodeAt(100)};
   nodes[0].memory_bytes = 24 * kGib;  // three of four experts
-  const SwarmLayer layer = PredictSwarmLayer(Layer(1), nodes, 0);
+  const SwarmLayer layer = PredictSwarmLayer(Layer(1), With(nodes), 0);
   EXPECT_NEAR(layer.seconds, 0.25 * 0.1 + kSlice / 20e9, 1e-6);
 }
 
@@ -84,7 +90,7 @@ TEST(Predict, DecodeIsReadingEachTierOnce) {
   const Prediction prediction = Predict(sizes, machine, options, place);
   double bytes = static_cast<double>(sizes.output_bytes);
   for (const LayerSizes& layer : sizes.layers) {
-    bytes += static_cast<double>(layer.backbone_bytes + 2 * layer.recurrent_bytes + 8 * layer.slice_bytes);
+    bytes += static_cast<double>(layer.backbone_bytes + 6 * layer.recurrent_bytes + 8 * layer.slice_bytes);
   }
   EXPECT_NEAR(prediction.decode.tokens_per_second, 40e9 / bytes, 1e-6);
   EXPECT_LT(prediction.decode_full.tokens_per_second, prediction.decode.tokens_per_second);
