@@ -4,9 +4,9 @@
 //   delay_proxy echo PORT                               sends back what it gets; runs until it is killed
 //   delay_proxy ping PORT                               the median round trip of 64 bytes, in ms
 //
-// One thread reads and one writes for each direction of a connection. What is read in one piece is written in one piece,
-// DELAY_MS after it was read, and any number of pieces may be on their way at once. bench/plan_vs_measured.py puts it
-// between workers and a backbone's data port, because a container has no netem.
+// One thread reads and one writes for each direction of a connection. What is read in one piece is written in one
+// piece, DELAY_MS after it was read, and any number of pieces may be on their way at once. bench/plan_vs_measured.py
+// puts it between workers and a backbone's data port, because a container has no netem.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/prctl.h>
@@ -121,7 +121,8 @@ int Listen(std::uint16_t port) {
   const int on = 1;
   ::setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   const sockaddr_in address = Loopback(port);
-  if (::bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 && ::listen(listener, 64) == 0) {
+  if (::bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+      ::listen(listener, 64) == 0) {
     return listener;
   }
   std::println(stderr, "127.0.0.1:{} can not be listened on: {}", port, std::strerror(errno));

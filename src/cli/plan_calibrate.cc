@@ -45,8 +45,8 @@ std::vector<MatrixKind> KindsOf(const ModelFile& model, const ModelSizes& sizes)
     kind.n_out = static_cast<std::uint32_t>(tensor.ne[1]);
     kind.n_experts = experts ? static_cast<std::uint32_t>(tensor.ne[2]) : 0;
     kind.n_used = experts ? n_used : 0;
-    kind.token_bytes += experts ? tensor.size_bytes / tensor.ne[2] * std::min<std::uint64_t>(n_used, tensor.ne[2])
-                                : tensor.size_bytes;
+    kind.token_bytes +=
+        experts ? tensor.size_bytes / tensor.ne[2] * std::min<std::uint64_t>(n_used, tensor.ne[2]) : tensor.size_bytes;
   }
   std::vector<MatrixKind> list;
   for (const auto& [key, kind] : kinds) list.push_back(kind);
@@ -57,7 +57,8 @@ std::vector<MatrixKind> KindsOf(const ModelFile& model, const ModelSizes& sizes)
   std::ranges::stable_sort(list, std::greater(), &MatrixKind::token_bytes);
   std::uint64_t seen = 0;
   std::size_t n = 0;
-  for (bool dense = false, chosen = false; n < list.size() && (seen < token_bytes * kCovered / 100 || !dense || !chosen); ++n) {
+  for (bool dense = false, chosen = false;
+       n < list.size() && (seen < token_bytes * kCovered / 100 || !dense || !chosen); ++n) {
     seen += list[n].token_bytes;
     (list[n].n_experts > 0 ? chosen : dense) = true;
   }
@@ -79,8 +80,8 @@ bool ConnectOnLoopback(Pair& pair) {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
-  bool ok = ::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && ::listen(listener, 1) == 0 &&
-            ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0;
+  bool ok = ::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+            ::listen(listener, 1) == 0 && ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0;
   pair.near = ::socket(AF_INET, SOCK_STREAM, 0);
   ok = ok && ::connect(pair.near, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
   if (ok) pair.far = ::accept(listener, nullptr, nullptr);
@@ -122,8 +123,11 @@ Result<std::unique_ptr<Device>> Cpu(std::uint32_t n_threads) {
 }
 
 LayerShape ShapeOf(const ModelSizes& sizes) {
-  LayerShape shape{.n_embd = sizes.n_embd, .n_head = std::max(sizes.n_head, 1u), .n_head_kv = std::max(sizes.n_head_kv, 1u),
-                   .head_length = std::max(sizes.head_length, 2u), .qk_norms = sizes.qk_norms};
+  LayerShape shape{.n_embd = sizes.n_embd,
+                   .n_head = std::max(sizes.n_head, 1u),
+                   .n_head_kv = std::max(sizes.n_head_kv, 1u),
+                   .head_length = std::max(sizes.head_length, 2u),
+                   .qk_norms = sizes.qk_norms};
   for (const LayerSizes& layer : sizes.layers) {
     shape.n_experts = std::max(shape.n_experts, layer.n_experts);
     shape.n_used = std::max(shape.n_used, layer.n_used);
@@ -162,11 +166,14 @@ Result<void> CalibrateMachine(const ModelFile& model, const ModelSizes& sizes, M
   }
   machine.wake_seconds = MeasureWake();
   machine.token_seconds = kTokenSeconds;
-  assumptions.push_back(std::format("CPU on this model's shapes, measured now: matrices {:.1f}, experts {:.1f}, K and V {:.1f} GB/s",
-                                    machine.dense_gbs, machine.expert_gbs, machine.attention_gbs));
-  assumptions.push_back(std::format("  beside them a layer's attention {:.1f} us, its router {:.1f} us, another step {:.2f} us; a graph {:.1f} us, "
-                                    "a wake-up {:.1f} us", 1e6 * machine.attention_seconds, 1e6 * machine.router_seconds,
-                                    1e6 * machine.step_seconds, 1e6 * machine.graph_seconds, 1e6 * machine.wake_seconds));
+  assumptions.push_back(
+      std::format("CPU on this model's shapes, measured now: matrices {:.1f}, experts {:.1f}, K and V {:.1f} GB/s",
+                  machine.dense_gbs, machine.expert_gbs, machine.attention_gbs));
+  assumptions.push_back(std::format(
+      "  beside them a layer's attention {:.1f} us, its router {:.1f} us, another step {:.2f} us; a graph {:.1f} us, "
+      "a wake-up {:.1f} us",
+      1e6 * machine.attention_seconds, 1e6 * machine.router_seconds, 1e6 * machine.step_seconds,
+      1e6 * machine.graph_seconds, 1e6 * machine.wake_seconds));
   std::map<std::uint32_t, double> by_threads{{0, machine.expert_gbs},
                                              {std::max(1u, std::thread::hardware_concurrency()), machine.expert_gbs}};
   for (Node& node : machine.nodes) {

@@ -91,9 +91,11 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
       ->add_option("--vram", arguments->machine.vram,
                    "memory of the devices, e.g. 24GiB,16GiB; none (default: what is free now)")
       ->delimiter(',');
-  command->add_option("--vram-rate", arguments->machine.vram_rate, "what a device reads, in GB/s (default: 500, assumed)")
+  command
+      ->add_option("--vram-rate", arguments->machine.vram_rate, "what a device reads, in GB/s (default: 500, assumed)")
       ->check(CLI::Range(0.1, 100'000.0));
-  command->add_option("--ram", arguments->machine.ram, "memory for the model, e.g. 32GiB (default: what is available now)");
+  command->add_option("--ram", arguments->machine.ram,
+                      "memory for the model, e.g. 32GiB (default: what is available now)");
   command->add_option("--ram-rate", arguments->machine.ram_rate, "what the CPU reads, in GB/s (default: measured)")
       ->check(CLI::Range(0.1, 100'000.0));
   command->add_option("--disk", arguments->machine.disk,
@@ -108,7 +110,8 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
       ->check(CLI::Range(1, 16384));
   command->add_option("--kv", arguments->kv, "type of the KV cache: f16, q8_0, q4_0")->capture_default_str();
   command->add_option("--gpu-layers", arguments->gpu_layers, "at most so many layers on devices");
-  command->add_option("--nodes", arguments->machine.nodes, "nodes.json: machines that would hold experts (docs/planner.md)");
+  command->add_option("--nodes", arguments->machine.nodes,
+                      "nodes.json: machines that would hold experts (docs/planner.md)");
   command
       ->add_option("--swarm", arguments->machine.swarm_url,
                    "a running coordinator: plan with its nodes, as measured there (token: LINKCPP_TOKEN, --token-file)")
@@ -118,11 +121,13 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
   command->add_flag("--json", arguments->json, "print the plan as JSON");
   command->footer(
       "Example: linkcpp plan -m model.gguf --vram 24GiB --ram 48GiB --ctx 32768 --nodes nodes.json\n"
-      "Exit status: 0 feasible or not, the plan says which; 2 the model or an option can not be used.");
+      "Exit status: 0 feasible or not, the plan says which; 1 the coordinator of --swarm does not answer; 2 the "
+      "model or an option can not be used.");
   command->callback([arguments, &context] {
     if (const auto done = RunPlan(*arguments); !done) {
       ReportFault(context, done.error(), arguments->json);
-      context.status = 2;
+      context.status =
+          done.error().code == FaultCode::kGone ? 1 : 2;  // a coordinator that does not answer is no wrong usage
     }
   });
 }

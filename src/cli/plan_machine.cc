@@ -116,8 +116,8 @@ Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<
   }
   for (const FastDevice& device : machine.devices) {
     assumptions.push_back(std::format("{}: {:.2f} GiB ({}), read at {:.0f} GB/s ({}), {:.0f} Tflop/s (assumed)",
-                                      device.name, Gib(device.memory_bytes),
-                                      wish.vram.empty() ? "free now" : "--vram", rate, rate_from, kVramTflops));
+                                      device.name, Gib(device.memory_bytes), wish.vram.empty() ? "free now" : "--vram",
+                                      rate, rate_from, kVramTflops));
   }
   machine.link_gbs = kLinkGbs;
   assumptions.push_back(std::format("from RAM to a device: {:.0f} GB/s (assumed)", kLinkGbs));

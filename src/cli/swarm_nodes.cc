@@ -55,11 +55,16 @@ std::vector<Node> NodesOf(const StatusReply& status, const ModelSizes& sizes, st
   std::vector<Node> nodes;
   for (const NodeStatus& said : status.nodes) {
     if (!said.admitted || said.memory_bytes == 0) continue;
-    Node node{.name = said.name.empty() ? said.node_id : said.name, .memory_bytes = said.memory_bytes, .up_mbits = 1e6, .down_mbits = 1e6};
+    Node node{.name = said.name.empty() ? said.node_id : said.name,
+              .memory_bytes = said.memory_bytes,
+              .up_mbits = 1e6,
+              .down_mbits = 1e6};
     // Pairs of one dispatch that share an expert read it once, so after long prompts this is more than memory does.
     const bool has_speed = said.dispatches >= kEnoughDispatches && said.busy_us > 0;
-    const double busy_ms = has_speed ? static_cast<double>(said.busy_us) / 1000 / static_cast<double>(said.dispatches) : 0;
-    node.read_gbs = has_speed ? static_cast<double>(said.pairs_computed) * MeanSliceBytes(sizes) / (static_cast<double>(said.busy_us) * 1e3)
+    const double busy_ms =
+        has_speed ? static_cast<double>(said.busy_us) / 1000 / static_cast<double>(said.dispatches) : 0;
+    node.read_gbs = has_speed ? static_cast<double>(said.pairs_computed) * MeanSliceBytes(sizes) /
+                                    (static_cast<double>(said.busy_us) * 1e3)
                               : kUnknownReadGbs;
     const double dispatch_ms = DispatchMs(status, said.node_id);
     const bool has_rtt = dispatch_ms > 0;

@@ -92,10 +92,10 @@ class KindBench {
  private:
   // Memory of the buffer type llama.cpp would choose, filled without being converted: only its layout is made up.
   Result<void> Place(const std::vector<ggml_tensor*>& weights) {
-    ggml_backend_buffer_type_t type = kind_.n_experts > 0
-                                          ? device_.ChooseWeightBuffer(static_cast<ggml_type>(kind_.type), kind_.n_in,
-                                                                       kind_.n_out, kind_.n_experts)
-                                          : device_.ChooseMatrixBuffer(static_cast<ggml_type>(kind_.type), kind_.n_in, kind_.n_out);
+    ggml_backend_buffer_type_t type =
+        kind_.n_experts > 0
+            ? device_.ChooseWeightBuffer(static_cast<ggml_type>(kind_.type), kind_.n_in, kind_.n_out, kind_.n_experts)
+            : device_.ChooseMatrixBuffer(static_cast<ggml_type>(kind_.type), kind_.n_in, kind_.n_out);
     if (type == nullptr) return Fail(FaultCode::kLocal, "the device can not multiply matrices of type {}", kind_.type);
     const std::size_t align = ggml_backend_buft_get_alignment(type);
     std::vector<std::size_t> offsets;
@@ -129,7 +129,8 @@ class KindBench {
 // Graphs of small steps on one row, each repeated so that starting the graph does not count: seconds a repetition.
 class StepBench {
  public:
-  StepBench(const LayerShape& shape, GgmlDevice& device, double seconds) : shape_(shape), device_(device), seconds_(seconds) {}
+  StepBench(const LayerShape& shape, GgmlDevice& device, double seconds)
+      : shape_(shape), device_(device), seconds_(seconds) {}
 
   Result<double> Steps(std::size_t n) {
     Begin(n);
@@ -168,7 +169,8 @@ class StepBench {
         Add(ggml_set_rows(c_, k_cache, ggml_reshape_2d(c_, key, length * kv_heads, 1), slot));
         Add(ggml_set_rows(c_, v_cache, v, slot));
       }
-      const std::size_t row = ggml_row_size(GGML_TYPE_F16, length * kv_heads), head = ggml_row_size(GGML_TYPE_F16, length);
+      const std::size_t row = ggml_row_size(GGML_TYPE_F16, length * kv_heads),
+                        head = ggml_row_size(GGML_TYPE_F16, length);
       ggml_tensor* keys = ggml_view_3d(c_, k_cache, length, n_cells, kv_heads, row, head, 0);
       ggml_tensor* values = ggml_view_3d(c_, v_cache, length, n_cells, kv_heads, row, head, 0);
       Add(ggml_flash_attn_ext(c_, ggml_permute(c_, query, 0, 2, 1, 3), keys, values, mask, 0.1f, 0, 0));
@@ -197,7 +199,8 @@ class StepBench {
       ggml_tensor* weighed = ggml_mul(c_, down, weights);
       ggml_tensor* total = ggml_view_1d(c_, weighed, shape_.n_embd, 0);
       for (std::int64_t e = 1; e < used; ++e) {
-        total = ggml_add(c_, total, ggml_view_1d(c_, weighed, shape_.n_embd, static_cast<std::size_t>(e) * weighed->nb[1]));
+        total =
+            ggml_add(c_, total, ggml_view_1d(c_, weighed, shape_.n_embd, static_cast<std::size_t>(e) * weighed->nb[1]));
       }
       Add(x = ggml_add(c_, x, total));
     }
@@ -248,7 +251,8 @@ struct Rates {
   double dense_gbs = 0, expert_gbs = 0;
 };
 
-Result<Rates> MatrixRates(std::span<const MatrixKind> kinds, GgmlDevice& device, double seconds, std::uint64_t most_bytes) {
+Result<Rates> MatrixRates(std::span<const MatrixKind> kinds, GgmlDevice& device, double seconds,
+                          std::uint64_t most_bytes) {
   double dense_bytes = 0, dense_seconds = 0, expert_bytes = 0, expert_seconds = 0;
   const double share = seconds / static_cast<double>(std::max<std::size_t>(kinds.size(), 1));
   for (const MatrixKind& kind : kinds) {
@@ -263,15 +267,16 @@ Result<Rates> MatrixRates(std::span<const MatrixKind> kinds, GgmlDevice& device,
 
 }  // namespace
 
-Result<double> CalibrateExperts(std::span<const MatrixKind> kinds, Device& device, double seconds, std::uint64_t most_bytes) {
+Result<double> CalibrateExperts(std::span<const MatrixKind> kinds, Device& device, double seconds,
+                                std::uint64_t most_bytes) {
   std::vector<MatrixKind> experts;
   std::ranges::copy_if(kinds, std::back_inserter(experts), [](const MatrixKind& kind) { return kind.n_experts > 0; });
   ASSIGN_OR_RETURN(const Rates rates, MatrixRates(experts, static_cast<GgmlDevice&>(device), seconds, most_bytes));
   return rates.expert_gbs;
 }
 
-Result<Calibration> Calibrate(std::span<const MatrixKind> kinds, const LayerShape& layer, Device& device, double seconds,
-                              std::uint64_t most_bytes) {
+Result<Calibration> Calibrate(std::span<const MatrixKind> kinds, const LayerShape& layer, Device& device,
+                              double seconds, std::uint64_t most_bytes) {
   auto& ggml = static_cast<GgmlDevice&>(device);
   Calibration result;
   ASSIGN_OR_RETURN(const Rates rates, MatrixRates(kinds, ggml, 0.6 * seconds, most_bytes));

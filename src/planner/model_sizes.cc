@@ -210,7 +210,8 @@ class Sizer {
   void AddSteps(LayerSizes& layer) const {
     const std::uint32_t il = layer.layer;
     constexpr std::uint32_t kDeltaNet = 27, kConvolution = 10, kDense = 4, kShared = 4;
-    if (layer.recurrent_bytes > 0) layer.n_steps += Find(il, "shortconv.conv.weight") != nullptr ? kConvolution : kDeltaNet;
+    if (layer.recurrent_bytes > 0)
+      layer.n_steps += Find(il, "shortconv.conv.weight") != nullptr ? kConvolution : kDeltaNet;
     if (layer.n_experts == 0) layer.n_steps += kDense;
     if (Find(il, "ffn_up_shexp.weight") != nullptr) layer.n_steps += kShared;
   }

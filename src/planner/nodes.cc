@@ -28,7 +28,8 @@ std::string Describe(const glz::error_ctx& error, const std::string& json) {
   const std::size_t end = json.rfind("\":", at);
   const std::size_t begin = end == std::string::npos || end == 0 ? std::string::npos : json.rfind('"', end - 1);
   std::string text = where.substr(0, where.find('\n'));  // "1:45: expected_digit"
-  if (begin != std::string::npos) text += std::format(" at or after field '{}'", json.substr(begin + 1, end - begin - 1));
+  if (begin != std::string::npos)
+    text += std::format(" at or after field '{}'", json.substr(begin + 1, end - begin - 1));
   std::ranges::replace(text, '\n', ' ');
   return text;
 }

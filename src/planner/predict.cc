@@ -11,7 +11,8 @@ namespace {
 constexpr double kGiga = 1e9, kTera = 1e12;
 constexpr std::uint64_t kStatePasses = 6;
 constexpr double kHopsBesideRoundTrip = 4;
-constexpr double kWorkerSteps = 3;  // of a worker's graph beside products: rows gathered, the activation, rows put in order
+constexpr double kWorkerSteps =
+    3;  // of a worker's graph beside products: rows gathered, the activation, rows put in order
 
 double Seconds(double bytes, double gbs) {
   return gbs > 0 ? bytes / (gbs * kGiga) : 0;
@@ -30,7 +31,8 @@ double NoneAbove(std::span<const double> p, std::span<const int> limit, int n) {
     double term = 1;
     for (int m = 0; m <= std::min(limit[w], n); ++m) {
       if (m > 0) term *= p[w] / m;
-      for (int j = 0; j + m <= n; ++j) next[static_cast<std::size_t>(j + m)] += ways[static_cast<std::size_t>(j)] * term;
+      for (int j = 0; j + m <= n; ++j)
+        next[static_cast<std::size_t>(j + m)] += ways[static_cast<std::size_t>(j)] * term;
     }
     std::swap(ways, next);
   }
@@ -139,8 +141,12 @@ class Predictor {
   };
   Engine EngineOf(int device) const {
     if (device < 0) {
-      return {"RAM", machine_.dense_gbs > 0 ? machine_.dense_gbs : machine_.ram_gbs, machine_.ram_gbs,
-              machine_.attention_gbs > 0 ? machine_.attention_gbs : machine_.ram_gbs, machine_.cpu_tflops, true};
+      return {"RAM",
+              machine_.dense_gbs > 0 ? machine_.dense_gbs : machine_.ram_gbs,
+              machine_.ram_gbs,
+              machine_.attention_gbs > 0 ? machine_.attention_gbs : machine_.ram_gbs,
+              machine_.cpu_tflops,
+              true};
     }
     const FastDevice& fast = machine_.devices[static_cast<std::size_t>(device)];
     return {"VRAM", fast.read_gbs, fast.read_gbs, fast.read_gbs, fast.tflops, false};
@@ -250,8 +256,8 @@ class Predictor {
       const double compute =
           std::max(Seconds(touched * shares[w], node.read_gbs), flops * shares[w] / (node.tflops * kTera));
       const auto row = static_cast<double>(row_bytes_);
-      const double all =
-          node.rtt_ms / 1000 + compute + MbitSeconds(sent * row, node.up_mbits) + MbitSeconds(back * row, node.down_mbits);
+      const double all = node.rtt_ms / 1000 + compute + MbitSeconds(sent * row, node.up_mbits) +
+                         MbitSeconds(back * row, node.down_mbits);
       if (all <= slowest) continue;
       slowest = all;
       worker = compute;
@@ -318,9 +324,9 @@ SwarmLayer PredictSwarmLayer(const LayerSizes& layer, const Machine& machine, st
     result.seconds += together - result.kernel_seconds;
     result.kernel_seconds = together;
   }
-  // A dispatch wakes the link's thread, the worker's kernel, its link again and the host, beside the two that a round trip
-  // counts; three graphs start and end: the worker's, and the host's around it. On workers here all of that runs on the
-  // same cores, one worker after the other, and so does the loopback round trip.
+  // A dispatch wakes the link's thread, the worker's kernel, its link again and the host, beside the two that a round
+  // trip counts; three graphs start and end: the worker's, and the host's around it. On workers here all of that runs
+  // on the same cores, one worker after the other, and so does the loopback round trip.
   const double hops = kHopsBesideRoundTrip * machine.wake_seconds;
   const double first = workers_here > 0 ? hops + 2 * machine.wake_seconds : hops;
   const double further = std::max(0.0, workers_here - 1) * (hops + 2 * machine.wake_seconds);

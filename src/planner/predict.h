@@ -38,8 +38,8 @@ SwarmLayer PredictSwarmLayer(const LayerSizes& layer, const Machine& machine, st
 
 // Where a step's time goes.
 struct Share {
-  std::string what;  // "VRAM", "RAM", "swarm", "disk", "copying to the device"
-  std::string bound; // "bandwidth", "computing", "steps", "round trip", "wake-ups", "uplink", "worker"
+  std::string what;   // "VRAM", "RAM", "swarm", "disk", "copying to the device"
+  std::string bound;  // "bandwidth", "computing", "steps", "round trip", "wake-ups", "uplink", "worker"
   double seconds = 0;
 };
 struct Speed {
@@ -48,9 +48,9 @@ struct Speed {
 };
 
 struct Prediction {
-  Speed decode;       // one sequence, an empty context
-  Speed decode_full;  // the same with the context full
-  Speed prefill;      // per token of a batch
+  Speed decode;                                       // one sequence, an empty context
+  Speed decode_full;                                  // the same with the context full
+  Speed prefill;                                      // per token of a batch
   double uplink_ceiling = 0, round_trip_ceiling = 0;  // decode; 0: no swarm
 };
 

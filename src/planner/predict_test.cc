@@ -28,9 +28,11 @@ TEST(BreakEven, AgainstMemoryAndDisk) {
   struct Case {
     double local_gbs, remote_gbs, rtt_ms;
   };
-  for (const auto& [local, remote, rtt] : {Case{40, 40, 1.07}, Case{40, 20, 0.92}, Case{70, 40, 0.55}, Case{70, 20, 0.39},
-                                          Case{6, 40, 8.0}, Case{6, 20, 7.9}, Case{3, 40, 16.2}, Case{3, 20, 16.0}}) {
-    EXPECT_NEAR(BreakEvenRttMs(8 * kSlice, local, kSlice, remote), rtt, rtt > 1.1 ? 0.06 : 0.006) << local << ' ' << remote;
+  for (const auto& [local, remote, rtt] :
+       {Case{40, 40, 1.07}, Case{40, 20, 0.92}, Case{70, 40, 0.55}, Case{70, 20, 0.39}, Case{6, 40, 8.0},
+        Case{6, 20, 7.9}, Case{3, 40, 16.2}, Case{3, 20, 16.0}}) {
+    EXPECT_NEAR(BreakEvenRttMs(8 * kSlice, local, kSlice, remote), rtt, rtt > 1.1 ? 0.06 : 0.006)
+        << local << ' ' << remote;
   }
   EXPECT_LT(BreakEvenRttMs(8 * kSlice, 1000, kSlice, 20), 0);
 }
@@ -83,7 +85,13 @@ TEST(SwarmLayer, ASlowNodeCountsAsOftenAsItIsAsked) {
 
 TEST(Predict, DecodeIsReadingEachTierOnce) {
   const ModelSizes sizes = test::SizesOf("qwen3.5-122b");
-  const Machine machine{.devices = {}, .ram_bytes = 128 * kGib, .ram_gbs = 40, .cpu_tflops = 1, .link_gbs = 0, .disk_gbs = 0, .nodes = {}};
+  const Machine machine{.devices = {},
+                        .ram_bytes = 128 * kGib,
+                        .ram_gbs = 40,
+                        .cpu_tflops = 1,
+                        .link_gbs = 0,
+                        .disk_gbs = 0,
+                        .nodes = {}};
   const RunOptions options{.context = 4096};
   const Placement place = PlaceModel(sizes, machine, options, true);
   ASSERT_TRUE(place.feasible);
@@ -99,7 +107,12 @@ TEST(Predict, DecodeIsReadingEachTierOnce) {
 
 TEST(Predict, AFasterLinkIsNeverSlower) {
   const ModelSizes sizes = test::SizesOf("qwen3.5-122b");
-  Machine machine{.devices = {}, .ram_bytes = 16 * kGib, .ram_gbs = 40, .cpu_tflops = 1, .link_gbs = 0, .disk_gbs = 3,
+  Machine machine{.devices = {},
+                  .ram_bytes = 16 * kGib,
+                  .ram_gbs = 40,
+                  .cpu_tflops = 1,
+                  .link_gbs = 0,
+                  .disk_gbs = 3,
                   .nodes = std::vector<Node>(8, NodeAt(30))};
   const RunOptions options{.context = 4096};
   double before = 0;

@@ -17,6 +17,8 @@ import sys
 import tempfile
 
 LINKCPP = sys.argv[1]
+os.environ.setdefault("LINKCPP_BIN", os.path.dirname(os.path.abspath(LINKCPP)))
+from swarm import AUSTEN, Swarm, environment, logits  # noqa: E402
 MIB = 1 << 20
 MODELS = ["qwen3.5-35b", "qwen3.5-122b", "qwen3-30b", "qwen2-57b", "mixtral-8x7b", "gpt-oss-20b", "glm-4.5-air",
           "minimax-m2", "granite-1b-a400m", "olmoe-1b-7b", "llama-4-scout", "lfm2-8b-a1b"]
@@ -191,7 +193,50 @@ def bad_input(folder, good):
               f"bad input {os.path.basename(model)} {options}: {done.returncode}: {done.stderr.strip()}")
 
 
+def serve_auto():
+    """serve --auto starts llama-server with what plan prints, but for what the user says himself."""
+    with Swarm(AUSTEN, backbone=True, local="allow", serve_args=["--auto"], host_args=["-c", "1024"]) as swarm:
+        swarm.wait_api()
+        planned = swarm.event("plan")
+        said = plan(str(AUSTEN), "--ctx", "1024", "--ram-rate", "10")
+        expected = list(said["arguments"])
+        at = expected.index("-c")
+        check(expected[at + 1] == "1024" and planned["arguments"] == expected[:at] + expected[at + 2:],
+              f"serve --auto: {planned['arguments']}; plan: {expected}")
+        children = subprocess.run(["ps", "-o", "args=", "--ppid", str(swarm.serve.pid)], capture_output=True, text=True).stdout
+        check(" ".join(planned["arguments"]) + " -c 1024" in children, f"serve --auto: llama-server runs with them: {children.strip()[-120:]}")
+        check(any(word.startswith("LINKCPP_LOCAL_MEMORY=") for word in planned["environment"]), f"serve --auto: {planned['environment']}")
+
+
+def plan_with_swarm():
+    with Swarm(AUSTEN) as swarm:
+        swarm.add_worker("--memory", "64M", name="measured")
+        swarm.wait_covered()
+        options = ["--swarm", swarm.url, "--vram", "none", "--ram-rate", "10", "--ram", "12M", "--ctx", "256", "--batch", "64"]
+
+        def ask(**env):
+            return subprocess.run([LINKCPP, "plan", "-m", str(AUSTEN), "--json", *options], capture_output=True, text=True,
+                                  env=environment(env))
+        before = json.loads(ask(LINKCPP_TOKEN=swarm.token).stdout)
+        check(any("measured" in line and "assumed: it has not computed yet" in line for line in before["assumptions"]),
+              "plan --swarm: a node that has not computed is said to be assumed")
+        logits(AUSTEN, os.path.join(swarm.folder, "logits"), swarm.host_env(), n_steps=40)
+
+        def measured():
+            lines = [line for line in json.loads(ask(LINKCPP_TOKEN=swarm.token).stdout)["assumptions"] if line.startswith("measured: ")]
+            return lines and "GB/s (measured over" in lines[0]
+        swarm.wait(measured, 20, "the worker's report of what it computed")
+        check(True, "plan --swarm: speed as the coordinator has it")
+        wrong = ask(LINKCPP_TOKEN="lk_wrong")
+        check(wrong.returncode == 2 and "error" in json.loads(wrong.stdout), f"plan --swarm, wrong token: {wrong.returncode}: {wrong.stdout.strip()}")
+        options[1] = "http://127.0.0.1:1"
+        away = ask(LINKCPP_TOKEN="lk_any")
+        check(away.returncode == 1, f"plan --swarm, nobody there: {away.returncode}: {away.stdout.strip()}")
+
+
 with tempfile.TemporaryDirectory(prefix="linkcpp-plan-") as folder:
+    serve_auto()
+    plan_with_swarm()
     good = reference(folder)
     bad_input(folder, good)
     os.remove(good)
