@@ -362,15 +362,17 @@ bool Auditor::LookAtSamples(Swarm& swarm) {
       continue;
     }
     if (samples_.size() >= kMaxSamples) {
-      ++subject->check.skipped;
-      subject->news = true;
-      continue;
+      if (Subject* const oldest = Find(samples_.front()->worker)) {
+        ++oldest->check.skipped;
+        oldest->news = true;
+      }
+      samples_.pop_front();
     }
     samples_.push_back(std::move(shared));
   }
   if (samples_.empty() || !HasBudget()) return did;
-  const auto sample = samples_.front();
-  samples_.pop_front();
+  const auto sample = samples_.back();  // the newest first: it finds soonest who has turned wrong
+  samples_.pop_back();
   JudgeSample(swarm, *sample);
   return true;
 }

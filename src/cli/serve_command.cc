@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <glaze/json.hpp>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "cli/beside.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
+#include "cli/serve_auto.h"
 #include "cli/stop_signals.h"
 #include "coordinator/host_command.h"
 #include "coordinator/host_process.h"
@@ -51,6 +53,8 @@ struct Options {
   std::string host_binary = "llama-server";
   int wait_coverage_s = -1;
   bool no_backbone = false;
+  bool automatic = false;  // plan for this machine, see cli/serve_auto.h
+  std::string nodes;       // nodes.json for that plan
   bool json = false;
   std::vector<std::string> host_arguments;
 };
@@ -61,6 +65,11 @@ struct StartEvent {
   std::string event = "started";
   std::string model, model_id, url, join, token;
   std::uint64_t slices = 0, expert_bytes = 0;
+};
+struct PlanEvent {
+  std::string event = "plan";
+  std::string summary;
+  std::vector<std::string> arguments, environment;
 };
 struct ReadyEvent {
   std::string event = "ready";
@@ -283,6 +292,23 @@ class Serve {
   TimePoint said_at_{};
 };
 
+// Before anything else: planning may start the program anew.
+Result<void> ApplyPlan(Options& options) {
+  ASSIGN_OR_RETURN(const AutoPlan plan, PlanForServe(options.model, options.nodes, options.host_arguments));
+  PlanEvent event{.summary = plan.summary, .arguments = plan.arguments, .environment = {}};
+  std::string words;
+  for (const auto& [name, value] : plan.environment) {
+    if (std::getenv(name.c_str()) != nullptr) continue;  // the user's own wins
+    ::setenv(name.c_str(), value.c_str(), 1);
+    event.environment.push_back(name + "=" + value);
+    words += std::format("{}={} ", name, value);
+  }
+  for (const std::string& argument : plan.arguments) words += argument + " ";
+  options.host_arguments.insert(options.host_arguments.begin(), plan.arguments.begin(), plan.arguments.end());
+  Say(options.json, event, "plan      {}\nuses      {}", plan.summary, words);
+  return {};
+}
+
 }  // namespace
 
 void AddServeCommand(CLI::App& app, CommandContext& context) {
@@ -309,10 +335,21 @@ void AddServeCommand(CLI::App& app, CommandContext& context) {
       ->capture_default_str();
   command->add_option("--plugin", options->plugin, "libggml-linkcpp.so (default: ../lib beside this program)");
   command->add_option("--host-binary", options->host_binary, "llama-server")->capture_default_str();
+  command
+      ->add_flag("--auto", options->automatic,
+                 "plan for this machine as `linkcpp plan` does, and start llama-server with that; arguments after -- win")
+      ->excludes("--no-backbone");
+  command->add_option("--nodes", options->nodes, "with --auto: nodes.json of the workers that will join (docs/planner.md)")
+      ->needs("--auto");
   command->add_flag("--json", options->json, "print events as JSON, one a line");
   command->add_option("host-arguments", options->host_arguments, "after --: arguments for llama-server");
   command->footer("example:\n  linkcpp serve -m MODEL.gguf -- -c 4096 -np 4");
   command->callback([options, &context] {
+    if (options->automatic) {
+      if (const auto planned = ApplyPlan(*options); !planned) {
+        return ReportFault(context, planned.error(), options->json);
+      }
+    }
     const auto log = MakeStderrLog("serve");
     if (const auto outcome = Serve(*options, *log).Run(); !outcome) {
       ReportFault(context, outcome.error(), options->json);

@@ -146,8 +146,18 @@ ggml_backend_buffer_type_t GgmlDevice::ChooseWeightBufferFor(ggml_type type, std
   ggml_tensor* weight = ggml_new_tensor_3d(context.get(), type, n_in, n_out, n_experts);
   ggml_tensor* rows = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, n_in, kUsed, kTokens);
   ggml_tensor* ids = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, kUsed, kTokens);
-  ggml_tensor* product = ggml_mul_mat_id(context.get(), weight, rows, ids);
+  return FirstThatTakes(weight, ggml_mul_mat_id(context.get(), weight, rows, ids));
+}
 
+ggml_backend_buffer_type_t GgmlDevice::ChooseMatrixBuffer(ggml_type type, std::int64_t n_in, std::int64_t n_out) const {
+  constexpr std::int64_t kTokens = 512;
+  const GgmlContext context = NewContext(3);
+  ggml_tensor* weight = ggml_new_tensor_2d(context.get(), type, n_in, n_out);
+  ggml_tensor* rows = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, n_in, kTokens);
+  return FirstThatTakes(weight, ggml_mul_mat(context.get(), weight, rows));
+}
+
+ggml_backend_buffer_type_t GgmlDevice::FirstThatTakes(ggml_tensor* weight, const ggml_tensor* product) const {
   std::vector<ggml_backend_buffer_type_t> candidates = extra_buffer_types_;
   candidates.push_back(default_buffer_type());
   for (ggml_backend_buffer_type_t candidate : candidates) {

@@ -48,6 +48,9 @@ class GgmlDevice final : public Device {
   ggml_backend_buffer_type_t ChooseWeightBuffer(ggml_type type, std::int64_t n_in, std::int64_t n_out,
                                                 std::int64_t n_slots) const;
 
+  // The same for a matrix that every token is multiplied with: there the extra type may be another (AMX).
+  ggml_backend_buffer_type_t ChooseMatrixBuffer(ggml_type type, std::int64_t n_in, std::int64_t n_out) const;
+
   // Gives the graph's tensors memory. All graphs of the device share one buffer, so only one may be in use at a time:
   // set inputs, Compute, read outputs. Addresses stay good until compute_generation() changes. kLocal: out of memory.
   Result<void> Allocate(ggml_cgraph* graph);
@@ -57,6 +60,7 @@ class GgmlDevice final : public Device {
   Result<void> Compute(ggml_cgraph* graph);
 
  private:
+  ggml_backend_buffer_type_t FirstThatTakes(ggml_tensor* weight, const ggml_tensor* product) const;
   ggml_backend_buffer_type_t ChooseWeightBufferFor(ggml_type type, std::int64_t n_in, std::int64_t n_out,
                                                    std::int64_t n_experts) const;
 

@@ -27,21 +27,33 @@ struct Node {
   double up_mbits = 0;             // from the backbone to the node
   double down_mbits = 0;           // from the node to the backbone
   double tflops = 0.2;
+  bool here = false;  // a worker on this machine: its kernel shares our memory and cores, rtt_ms is what is added
+  std::uint32_t threads = 0;  // of a worker here; 0: one a core
 };
 
 struct Machine {
   std::vector<FastDevice> devices;  // in llama.cpp's order; empty: the CPU does everything
   std::uint64_t ram_bytes = 0;      // what the plan may use
-  double ram_gbs = 0;
+  double ram_gbs = 0;               // plain reading
+  double dense_gbs = 0;             // reading as the CPU's kernels do it: matrices every token needs; 0: as ram_gbs
+  double expert_gbs = 0;            // chosen experts
+  double attention_gbs = 0;         // K and V; 0: as ram_gbs
+  double attention_seconds = 0, router_seconds = 0;  // of a layer, beside matrices and what depends on the context
+  double step_seconds = 0;                           // any other step of a graph, on one row
+  double graph_seconds = 0;                          // starting and ending a graph
+  double token_seconds = 0;                          // llama.cpp's own work for a token, between two graphs
+  double wake_seconds = 0;                           // waking a sleeping thread, half a round trip on loopback
   double cpu_tflops = 0;
   double link_gbs = 0;  // between RAM and devices
+  bool amx = false;     // ggml packs the CPU's matrices for AMX, which makes some of them larger
   double disk_gbs = 0;  // 0: experts may not stay on disk
   std::vector<Node> nodes;
 };
 
 // nodes.json, docs/planner.md: [{"name": "pc1", "memory": "8GiB", "read_gbs": 20, "rtt_ms": 0.3, "up_mbits": 1000,
-// "down_mbits": 1000, "tflops": 0.2}, ...]; tflops may be left out. `name`: of the file, for messages.
-// kRefused: not JSON, a field that is missing, unknown, or out of its range; one line that says which.
+// "down_mbits": 1000, "tflops": 0.2}, ...]; tflops may be left out. {"here": true, "threads": 1} is a worker on this
+// machine: read_gbs, rtt_ms and the link may be left out then (read_gbs 0: to be measured). `name`: of the file, for
+// messages. kRefused: not JSON, a field that is missing, unknown, or out of its range; one line that says which.
 Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view name);
 
 }  // namespace linkcpp

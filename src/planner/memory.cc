@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <format>
 
 namespace linkcpp {
 namespace {
@@ -16,6 +17,17 @@ std::uint64_t LayerCells(const ModelSizes& sizes, const LayerSizes& layer, const
   const std::uint64_t cells = CellsPerSequence(sizes, options);
   if (!layer.sliding) return cells;
   return std::min(cells, Pad256(std::uint64_t{sizes.sliding_window} + options.n_batch));
+}
+
+template <class Cache>
+std::uint64_t CellBytes(KvType type, const Cache& cache) {
+  return KvRowBytes(type, cache.k_elements) + KvRowBytes(type, cache.v_elements);
+}
+
+// A compressed cache is rounded up to 256 cells of its own.
+std::uint64_t SideCells(const ModelSizes& sizes, const SideCache& cache, const RunOptions& options) {
+  const std::uint64_t cells = CellsPerSequence(sizes, options);
+  return cache.tokens_per_cell <= 1 ? cells : Pad256((cells + cache.tokens_per_cell - 1) / cache.tokens_per_cell);
 }
 
 // One f32 vector of n elements for each token of a batch.
@@ -60,6 +72,16 @@ std::uint64_t KvRowBytes(KvType type, std::uint64_t n_elements) {
   return 0;
 }
 
+std::string WhyNotKv(const ModelSizes& sizes, KvType type) {
+  if (type == KvType::kF16) return "";
+  if (!sizes.flash_attention)
+    return std::format("llama.cpp runs {} without flash attention, which a {} cache needs", sizes.architecture,
+                       KvTypeName(type));
+  if (sizes.head_gcd % 32 != 0)
+    return std::format("{} has blocks of 32, and this model's heads are not a multiple of that", KvTypeName(type));
+  return "";
+}
+
 std::uint32_t CellsPerSequence(const ModelSizes& sizes, const RunOptions& options) {
   const std::uint64_t context = options.context == 0 ? sizes.context_length : options.context;
   return static_cast<std::uint32_t>(Pad256(context / std::max(options.n_parallel, 1u)));
@@ -70,8 +92,10 @@ std::uint32_t ContextCells(const ModelSizes& sizes, const RunOptions& options) {
 }
 
 std::uint64_t KvBytes(const ModelSizes& sizes, const LayerSizes& layer, const RunOptions& options) {
-  const std::uint64_t cell = KvRowBytes(options.kv, layer.k_elements) + KvRowBytes(options.kv, layer.v_elements);
-  return cell * LayerCells(sizes, layer, options) * options.n_parallel;
+  std::uint64_t bytes = CellBytes(options.kv, layer) * LayerCells(sizes, layer, options);
+  for (const SideCache& cache : layer.side_caches)
+    bytes += CellBytes(options.kv, cache) * SideCells(sizes, cache, options);
+  return bytes * options.n_parallel;
 }
 
 std::uint64_t StateBytes(const LayerSizes& layer, const RunOptions& options) {
@@ -93,15 +117,16 @@ std::uint64_t TotalStateBytes(const ModelSizes& sizes, const RunOptions& options
 std::uint64_t KvBytesPerToken(const ModelSizes& sizes, KvType type) {
   std::uint64_t sum = 0;
   for (const LayerSizes& layer : sizes.layers) {
-    if (!layer.sliding) sum += KvRowBytes(type, layer.k_elements) + KvRowBytes(type, layer.v_elements);
+    if (!layer.sliding) sum += CellBytes(type, layer);
+    for (const SideCache& cache : layer.side_caches) sum += CellBytes(type, cache) / cache.tokens_per_cell;
   }
   return sum;
 }
 
 std::uint64_t ComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output, bool copies_experts) {
   // Six rows of activations live at once (input, residual, norms, views of them), and the largest of what comes on top:
-  // a layer's gate, up and their product, with a copy of the largest tensor they come from; queries and attention's result; the logits.
-  // Logits that fit where a mask was take its place: attention is over by then.
+  // a layer's gate, up and their product, with a copy of the largest tensor they come from; queries and attention's
+  // result; the logits. Logits that fit where a mask was take its place: attention is over by then.
   const Masks masks = MaskBytes(sizes, options);
   const std::uint64_t logits = has_output ? BatchBytes(options, sizes.n_vocab) : 0;
   std::uint64_t largest = logits > std::max(masks.full, masks.sliding) ? logits : 0;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "planner/model_sizes.h"
@@ -16,12 +17,14 @@ enum class KvType : std::uint8_t { kF16, kQ8_0, kQ4_0 };
 const char* KvTypeName(KvType type);  // "f16", "q8_0", "q4_0", as llama.cpp's -ctk takes it
 std::optional<KvType> KvTypeFromName(std::string_view name);
 std::uint64_t KvRowBytes(KvType type, std::uint64_t n_elements);
+// Whether llama.cpp keeps this model's cache in that type; "" or why not.
+std::string WhyNotKv(const ModelSizes& sizes, KvType type);
 
 struct RunOptions {
   std::uint32_t context = 0;  // cells of all sequences together, llama.cpp's -c; 0: the model's own
   std::uint32_t n_parallel = 1;
   KvType kv = KvType::kF16;
-  std::uint32_t n_batch = 512;                      // tokens computed at once, llama.cpp's -ub
+  std::uint32_t n_batch = 512;                       // tokens computed at once, llama.cpp's -ub
   std::optional<std::uint32_t> max_gpu_layers = {};  // llama.cpp's -ngl; default: as many as fit
 };
 
@@ -38,8 +41,8 @@ std::uint64_t TotalStateBytes(const ModelSizes& sizes, const RunOptions& options
 // Bytes of cache one more token of context costs, over all layers that see everything.
 std::uint64_t KvBytesPerToken(const ModelSizes& sizes, KvType type);
 
-// The buffer a device that runs layers needs for a batch. `has_output`: it computes the logits too. `copies_experts`: some
-// of its layers' experts lie in plain RAM, and prompts copy them to it, a tensor at a time.
+// The buffer a device that runs layers needs for a batch. `has_output`: it computes the logits too. `copies_experts`:
+// some of its layers' experts lie in plain RAM, and prompts copy them to it, a tensor at a time.
 std::uint64_t ComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output, bool copies_experts);
 // The host's own buffers while a GPU computes: masks, ids, embeddings of a batch.
 std::uint64_t HostBufferBytes(const ModelSizes& sizes, const RunOptions& options);

@@ -13,9 +13,17 @@
 
 namespace linkcpp {
 
+// A cache of its own beside attention's: the keys an indexer looks through, or keys compressed from several tokens
+// each.
+struct SideCache {
+  std::uint64_t k_elements = 0, v_elements = 0;
+  std::uint32_t tokens_per_cell = 1;
+};
+
 struct LayerSizes {
   std::uint32_t layer = 0;
   std::uint64_t backbone_bytes = 0;  // attention, norms, router, shared expert, a dense layer's FFN
+  std::uint64_t amx_bytes = 0;       // by how much its matrices grow when ggml packs them for a processor with AMX
   std::uint64_t expert_bytes = 0;    // routed experts with biases and scales; 0: a dense layer
   std::uint64_t expert_elements = 0;
   std::uint64_t slice_bytes = 0;  // one expert
@@ -23,17 +31,25 @@ struct LayerSizes {
   std::uint32_t n_experts = 0, n_used = 0, n_ff_exp = 0;
   // Elements of K and V a cell of the cache holds for this layer. MLA keeps its latent in K and no V.
   std::uint64_t k_elements = 0, v_elements = 0;
-  bool sliding = false;               // the cache holds the window only
+  bool sliding = false;  // the cache holds the window only
+  std::vector<SideCache> side_caches;
   std::uint64_t recurrent_bytes = 0;  // F32 state of one sequence
+  // Steps of its graph that are neither matrix product, attention nor choosing of experts (counted on llama.cpp 0.7).
+  std::uint32_t n_steps = 0;
 };
 
 struct ModelSizes {
   std::string name, architecture;
   std::uint32_t n_embd = 0, n_vocab = 0, n_head = 0, context_length = 0, sliding_window = 0;
+  std::uint32_t n_head_kv = 0, head_length = 0;  // the most of any layer
+  bool qk_norms = false;
+  std::uint64_t head_gcd = 0;   // divides the lengths of all key and value heads; 0: no attention
+  bool flash_attention = true;  // llama.cpp runs this architecture with it
   std::uint64_t n_weights = 0;  // elements of all tensors
   std::uint64_t n_tensors = 0;
-  std::uint64_t embedding_bytes = 0;  // token_embd: stays in RAM, rows are looked up there
-  std::uint64_t output_bytes = 0;     // the last matrix (a copy of token_embd when tied) and its norm
+  std::uint64_t embedding_bytes = 0;   // token_embd: stays in RAM, rows are looked up there
+  std::uint64_t output_bytes = 0;      // the last matrix (a copy of token_embd when tied) and its norm
+  std::uint64_t output_amx_bytes = 0;  // by how much the output grows with AMX; all of it where embeddings are tied
   bool tied_embeddings = false;
   std::uint64_t skipped_bytes = 0;  // prediction blocks, which llama.cpp does not load
   std::uint32_t n_skipped_layers = 0;

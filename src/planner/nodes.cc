@@ -14,6 +14,8 @@ namespace {
 struct NodeText {
   std::optional<std::string> name, memory;
   std::optional<double> read_gbs, rtt_ms, up_mbits, down_mbits, tflops;
+  std::optional<bool> here;
+  std::optional<std::uint32_t> threads;
 };
 
 // What is wrong, where, and in which field: "unknown field 'colour'", "'read_gbs' at 1:45 is not what it should be".
@@ -26,7 +28,8 @@ std::string Describe(const glz::error_ctx& error, const std::string& json) {
   const std::size_t end = json.rfind("\":", at);
   const std::size_t begin = end == std::string::npos || end == 0 ? std::string::npos : json.rfind('"', end - 1);
   std::string text = where.substr(0, where.find('\n'));  // "1:45: expected_digit"
-  if (begin != std::string::npos) text += std::format(" at or after field '{}'", json.substr(begin + 1, end - begin - 1));
+  if (begin != std::string::npos)
+    text += std::format(" at or after field '{}'", json.substr(begin + 1, end - begin - 1));
   std::ranges::replace(text, '\n', ' ');
   return text;
 }
@@ -50,6 +53,18 @@ Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view nam
     const auto memory = ParseByteSize(*text.memory);
     if (!memory) return Fail(FaultCode::kRefused, "{}: {}: memory: {}", name, node.name, memory.error().text);
     node.memory_bytes = *memory;
+    node.here = text.here.value_or(false);
+    node.threads = text.threads.value_or(0);
+    if (node.threads > 0 && !node.here) {
+      return Fail(FaultCode::kRefused, "{}: {}: threads are for a worker here (\"here\": true)", name, node.name);
+    }
+    // What a worker here leaves out: no wire is added, and its kernel is ours.
+    const auto or_if_here = [&](const std::optional<double>& value, double otherwise) {
+      return value || !node.here ? value : std::optional(otherwise);
+    };
+    const bool measured = node.here && !text.read_gbs;
+    const auto read_gbs = or_if_here(text.read_gbs, 1), rtt_ms = or_if_here(text.rtt_ms, 0);
+    const auto up_mbits = or_if_here(text.up_mbits, 20'000), down_mbits = or_if_here(text.down_mbits, 20'000);
     struct Field {
       const char* key;
       const std::optional<double>& value;
@@ -57,10 +72,10 @@ Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view nam
       double least, most;
     };
     const std::optional<double> tflops = text.tflops.value_or(node.tflops);
-    const Field fields[] = {{"read_gbs", text.read_gbs, node.read_gbs, 0.01, 100'000},
-                            {"rtt_ms", text.rtt_ms, node.rtt_ms, 0, 100'000},
-                            {"up_mbits", text.up_mbits, node.up_mbits, 0.001, 10'000'000},
-                            {"down_mbits", text.down_mbits, node.down_mbits, 0.001, 10'000'000},
+    const Field fields[] = {{"read_gbs", read_gbs, node.read_gbs, 0.01, 100'000},
+                            {"rtt_ms", rtt_ms, node.rtt_ms, 0, 100'000},
+                            {"up_mbits", up_mbits, node.up_mbits, 0.001, 10'000'000},
+                            {"down_mbits", down_mbits, node.down_mbits, 0.001, 10'000'000},
                             {"tflops", tflops, node.tflops, 0.000'1, 100'000}};
     for (const Field& field : fields) {
       if (!field.value) return Fail(FaultCode::kRefused, "{}: {}: \"{}\" is missing", name, node.name, field.key);
@@ -70,6 +85,7 @@ Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view nam
       }
       field.into = *field.value;
     }
+    if (measured) node.read_gbs = 0;
     nodes.push_back(std::move(node));
   }
   if (nodes.empty()) return Fail(FaultCode::kRefused, "{}: there is no node in it", name);

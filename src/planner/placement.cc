@@ -86,11 +86,12 @@ class Placer {
     const bool cpu_only = place_.output_device < 0;
     if (cpu_only && !sizes_.tied_embeddings) ram.backbone += sizes_.output_bytes;
     if (cpu_only && sizes_.tied_embeddings) ram.backbone += sizes_.output_bytes - sizes_.embedding_bytes;
+    if (cpu_only && machine_.amx) ram.backbone += sizes_.output_amx_bytes;
     bool cpu_runs_layers = cpu_only;
     for (std::size_t i = 0; i < sizes_.layers.size(); ++i) {
       if (place_.layers[i].device >= 0) continue;
       cpu_runs_layers = true;
-      ram.backbone += sizes_.layers[i].backbone_bytes;
+      ram.backbone += sizes_.layers[i].backbone_bytes + (machine_.amx ? sizes_.layers[i].amx_bytes : 0);
       ram.kv += KvBytes(sizes_, sizes_.layers[i], options_);
       ram.state += StateBytes(sizes_.layers[i], options_);
     }

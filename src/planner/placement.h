@@ -1,7 +1,8 @@
 // Where every layer's parts go: attention, router, shared expert and KV on the devices; routed experts layer by layer
 // over four tiers, VRAM before RAM before the swarm before the disk. The last layers leave a tier first.
 //
-// Pure. A layer's experts stay together, because llama.cpp places whole tensors. Says what is missing when it does not fit.
+// Pure. A layer's experts stay together, because llama.cpp places whole tensors. Says what is missing when it does not
+// fit.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ enum class Tier : std::uint8_t { kVram, kRam, kSwarm, kDisk, kNowhere };
 const char* TierName(Tier tier);
 
 struct LayerPlace {
-  int device = -1;               // runs attention and holds KV; -1: the CPU
+  int device = -1;                // runs attention and holds KV; -1: the CPU
   Tier experts = Tier::kNowhere;  // of a layer that has experts
 };
 

@@ -74,7 +74,8 @@ TEST_F(Reference, MissingMemoryIsExactlyWhatWouldDo) {
 TEST_F(Reference, TheSwarmTakesWhatNothingElseHoldsAndTheDiskTheRest) {
   const RunOptions options{.context = 32'768};
   Machine machine = OneDevice(24 * kGib, 32 * kGib);
-  machine.nodes.assign(2, {.name = "pc", .memory_bytes = 4 * kGib, .read_gbs = 20, .rtt_ms = 1, .up_mbits = 1e3, .down_mbits = 1e3});
+  machine.nodes.assign(
+      2, {.name = "pc", .memory_bytes = 4 * kGib, .read_gbs = 20, .rtt_ms = 1, .up_mbits = 1e3, .down_mbits = 1e3});
   machine.disk_gbs = 3;
   const Placement place = PlaceModel(sizes(), machine, options, true);
   EXPECT_TRUE(place.feasible);

@@ -69,7 +69,7 @@ std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine,
     changes.push_back(Judge(std::format("a context of {} (--ctx {})", less.context, less.context), attempt));
   }
   for (const KvType type : {KvType::kQ8_0, KvType::kQ4_0}) {
-    if (KvRowBytes(type, 256) >= KvRowBytes(options.kv, 256)) continue;
+    if (KvRowBytes(type, 256) >= KvRowBytes(options.kv, 256) || !WhyNotKv(sizes, type).empty()) continue;
     RunOptions other = options;
     other.kv = type;
     const Attempt attempt = TryPlan(sizes, machine, other);
@@ -82,9 +82,9 @@ std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine,
     if (!other) continue;
     const Attempt attempt = TryPlan(*other, machine, options);
     if (!attempt.placement.feasible && type != "IQ2_XXS") continue;
-    changes.push_back(
-        Judge(std::format("experts quantised to {} ({:.1f} GiB of them instead of {:.1f})", type,
-                          Gib(other->ExpertBytes()), Gib(sizes.ExpertBytes())), attempt));
+    changes.push_back(Judge(std::format("experts quantised to {} ({:.1f} GiB of them instead of {:.1f})", type,
+                                        Gib(other->ExpertBytes()), Gib(sizes.ExpertBytes())),
+                            attempt));
     break;
   }
   {
@@ -92,18 +92,22 @@ std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine,
     Attempt attempt;
     std::uint32_t n = 0;
     do {
-      more.nodes.push_back({.name = std::format("spare{}", ++n), .memory_bytes = kSpareNodeBytes, .read_gbs = 20,
-                            .rtt_ms = 0.5, .up_mbits = 1000, .down_mbits = 1000});
+      more.nodes.push_back({.name = std::format("spare{}", ++n),
+                            .memory_bytes = kSpareNodeBytes,
+                            .read_gbs = 20,
+                            .rtt_ms = 0.5,
+                            .up_mbits = 1000,
+                            .down_mbits = 1000});
       attempt = TryPlan(sizes, more, options);
     } while (!attempt.placement.feasible && n < kMostSpareNodes);
-    changes.push_back(Judge(std::format("{} more node{} of 8 GB (wired LAN: 0.5 ms, 1 Gbit/s, 20 GB/s)", n, n == 1 ? "" : "s"),
-                            attempt));
+    changes.push_back(Judge(
+        std::format("{} more node{} of 8 GB (wired LAN: 0.5 ms, 1 Gbit/s, 20 GB/s)", n, n == 1 ? "" : "s"), attempt));
   }
   if (machine.disk_gbs == 0) {
     Machine with_disk = machine;
     with_disk.disk_gbs = kNvmeGbs;
-    changes.push_back(Judge("the rest of the experts read from the file (--disk nvme)",
-                            TryPlan(sizes, with_disk, options)));
+    changes.push_back(
+        Judge("the rest of the experts read from the file (--disk nvme)", TryPlan(sizes, with_disk, options)));
   }
   std::ranges::stable_partition(changes, &Change::enough);
   return changes;
@@ -127,8 +131,9 @@ Comparison Compare(const ModelSizes& sizes, const Machine& machine, const RunOpt
     result.swarm_wins = true;
     return result;
   }
-  result.local = alone.disk_bytes > 0 ? std::format("disk at {} GB/s{}", local.disk_gbs, assumed ? " (assumed NVMe)" : "")
-                                      : std::string("RAM");
+  result.local = alone.disk_bytes > 0
+                     ? std::format("disk at {} GB/s{}", local.disk_gbs, assumed ? " (assumed NVMe)" : "")
+                     : std::string("RAM");
   const Prediction without = Predict(sizes, local, options, alone);
   result.local_decode = without.decode.tokens_per_second;
   result.local_prefill = without.prefill.tokens_per_second;
@@ -168,6 +173,9 @@ Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& machine, const Pla
   }
   if (options.context == 0 && sizes.context_length == 0) {
     return Fail(FaultCode::kRefused, "{} does not say how long its context is: give --ctx", sizes.name);
+  }
+  if (const std::string why = WhyNotKv(sizes, options.kv); !why.empty()) {
+    return Fail(FaultCode::kRefused, "--kv {}: {}: use f16", KvTypeName(options.kv), why);
   }
   Plan plan;
   plan.placement = PlaceModel(sizes, machine, options, true);

@@ -1,4 +1,5 @@
-// The whole plan: a placement, what it should run at, how to start it; or what is missing and the cheapest ways to mend it.
+// The whole plan: a placement, what it should run at, how to start it; or what is missing and the cheapest ways to mend
+// it.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +29,11 @@ struct Change {
 
 // The swarm against the best this machine does alone.
 struct Comparison {
-  std::string local;       // what the alternative is: "RAM", "disk at 3 GB/s (assumed NVMe)"
+  std::string local;  // what the alternative is: "RAM", "disk at 3 GB/s (assumed NVMe)"
   double local_decode = 0, swarm_decode = 0;
   double local_prefill = 0, swarm_prefill = 0;
-  double break_even_rtt_ms = 0;      // the swarm wins below it, all nodes alike; 0: never
-  std::uint32_t nodes_to_win = 0;    // how many of the nodes, in order, it takes to win; 0: all do not
+  double break_even_rtt_ms = 0;    // the swarm wins below it, all nodes alike; 0: never
+  std::uint32_t nodes_to_win = 0;  // how many of the nodes, in order, it takes to win; 0: all do not
   bool swarm_wins = false;
 };
 
@@ -44,11 +45,11 @@ struct PlanWish {
 
 struct Plan {
   Placement placement;
-  Prediction prediction;               // feasible
-  Wiring wiring;                       // feasible
+  Prediction prediction;  // feasible
+  Wiring wiring;          // feasible
   bool uses_swarm = false;
   std::optional<Comparison> comparison;  // when nodes were given and are of any use
-  std::vector<Change> changes;         // infeasible: those that are enough first, in the order of what they cost
+  std::vector<Change> changes;           // infeasible: those that are enough first, in the order of what they cost
 };
 
 // kRefused: a wish the model can not fulfil (more layers than it has, a context of nothing).

@@ -20,7 +20,12 @@ namespace {
 constexpr std::uint64_t kGib = 1ull << 30;
 
 Node MakeNode(const char* name, std::uint64_t gib, double gbs, double rtt_ms, double mbits) {
-  return {.name = name, .memory_bytes = gib * kGib, .read_gbs = gbs, .rtt_ms = rtt_ms, .up_mbits = mbits, .down_mbits = mbits};
+  return {.name = name,
+          .memory_bytes = gib * kGib,
+          .read_gbs = gbs,
+          .rtt_ms = rtt_ms,
+          .up_mbits = mbits,
+          .down_mbits = mbits};
 }
 
 struct Case {
@@ -35,7 +40,13 @@ FastDevice Gpu(const char* name, std::uint64_t gib, double gbs, double tflops) {
 }
 
 Machine Pc(std::uint64_t ram_gib, double gbs, double tflops) {
-  return {.devices = {}, .ram_bytes = ram_gib * kGib, .ram_gbs = gbs, .cpu_tflops = tflops, .link_gbs = 0, .disk_gbs = 0, .nodes = {}};
+  return {.devices = {},
+          .ram_bytes = ram_gib * kGib,
+          .ram_gbs = gbs,
+          .cpu_tflops = tflops,
+          .link_gbs = 0,
+          .disk_gbs = 0,
+          .nodes = {}};
 }
 
 Machine WithGpus(Machine machine, std::vector<FastDevice> devices) {
@@ -68,12 +79,21 @@ std::vector<Case> Cases() {
       {"laptop_8gb", "qwen3-30b", WithDisk(Pc(6, 30, 0.3), 3), {.context = 8192, .kv = KvType::kQ8_0}},
       {"laptop_16gb_short", "qwen3-30b", Pc(12, 40, 0.4), {.context = 32'768}},
       {"apu_64gb", "gpt-oss-120b", WithGpus(Pc(12, 90, 0.8), {Gpu("APU", 56, 200, 25)}), {.context = 32'768}},
-      {"gpu_24gb", "glm-4.5-air", WithGpus(Pc(60, 70, 1), {Gpu("GPU", 24, 900, 80)}), {.context = 32'768, .n_parallel = 4}},
-      {"two_gpus", "qwen3.5-122b", WithGpus(Pc(60, 70, 1), {Gpu("GPU0", 24, 900, 80), Gpu("GPU1", 16, 450, 40)}), {.context = 65'536}},
+      {"gpu_24gb",
+       "glm-4.5-air",
+       WithGpus(Pc(60, 70, 1), {Gpu("GPU", 24, 900, 80)}),
+       {.context = 32'768, .n_parallel = 4}},
+      {"two_gpus",
+       "qwen3.5-122b",
+       WithGpus(Pc(60, 70, 1), {Gpu("GPU0", 24, 900, 80), Gpu("GPU1", 16, 450, 40)}),
+       {.context = 65'536}},
       {"reference_64gb", "qwen3.5-122b", WithGpus(Pc(32, 60, 1), {Gpu("GPU", 64, 1000, 80)}), {.context = 262'144}},
       {"four_old_pcs_lan", "qwen3.5-122b", WithNodes(WithDisk(Pc(40, 40, 0.5), 3), old_pcs), {.context = 16'384}},
       {"four_old_pcs_far", "qwen3.5-122b", WithNodes(WithDisk(Pc(40, 40, 0.5), 3), far), {.context = 16'384}},
-      {"workstation_deepseek", "deepseek-v3", WithGpus(Pc(400, 200, 3), {Gpu("GPU", 48, 900, 90)}), {.context = 32'768}},
+      {"workstation_deepseek",
+       "deepseek-v3",
+       WithGpus(Pc(400, 200, 3), {Gpu("GPU", 48, 900, 90)}),
+       {.context = 32'768}},
   };
 }
 
@@ -97,8 +117,9 @@ TEST_P(Golden, IsWhatItPrints) {
   EXPECT_EQ(text, golden) << "was " << path;
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, Golden, testing::Range(0, 10),
-                         [](const auto& machine) { return std::string(Cases()[static_cast<std::size_t>(machine.param)].name); });
+INSTANTIATE_TEST_SUITE_P(Machines, Golden, testing::Range(0, 10), [](const auto& machine) {
+  return std::string(Cases()[static_cast<std::size_t>(machine.param)].name);
+});
 
 TEST(Plan, SwarmFarAwayLosesAndIsLeftOutUnlessForced) {
   const Case far = Cases()[8];
@@ -140,12 +161,14 @@ TEST(Plan, EveryChangeThatIsEnoughIs) {
   EXPECT_GT(plan->placement.missing_bytes, 0u);
   ASSERT_GE(plan->changes.size(), 4u);
   EXPECT_TRUE(plan->changes.front().enough);
-  for (const Change& change : plan->changes) EXPECT_EQ(change.enough, change.decode_tokens_per_second > 0) << change.what;
+  for (const Change& change : plan->changes)
+    EXPECT_EQ(change.enough, change.decode_tokens_per_second > 0) << change.what;
 }
 
 TEST(Plan, MoreLayersThanTheFileHas) {
   const ModelSizes sizes = test::SizesOf("granite-1b-a400m");
-  const auto plan = MakePlan(sizes, Cases()[0].machine, {.run = {.max_gpu_layers = 99}, .model_path = "m.gguf", .force_nodes = false});
+  const auto plan = MakePlan(sizes, Cases()[0].machine,
+                             {.run = {.max_gpu_layers = 99}, .model_path = "m.gguf", .force_nodes = false});
   ASSERT_FALSE(plan);
   EXPECT_EQ(plan.error().text, "99 layers on devices: the file has 24 and an output, so 0 to 25");
 }
@@ -168,7 +191,9 @@ TEST(NumberPattern, MatchesExactlyTheseLayers) {
 }
 
 TEST(Nodes, AreReadAndWrongFieldsNamed) {
-  const auto nodes = ParseNodes(R"([{"name": "pc1", "memory": "8GiB", "read_gbs": 20, "rtt_ms": 0.3, "up_mbits": 100, "down_mbits": 50}])", "n.json");
+  const auto nodes = ParseNodes(
+      R"([{"name": "pc1", "memory": "8GiB", "read_gbs": 20, "rtt_ms": 0.3, "up_mbits": 100, "down_mbits": 50}])",
+      "n.json");
   ASSERT_TRUE(nodes) << nodes.error().text;
   EXPECT_EQ((*nodes)[0].memory_bytes, 8 * kGib);
   EXPECT_EQ((*nodes)[0].down_mbits, 50);
@@ -178,10 +203,13 @@ TEST(Nodes, AreReadAndWrongFieldsNamed) {
       {"{}", "n.json"},
       {R"([{"memory": "8GiB"}])", "read_gbs"},
       {R"([{"name": "a", "read_gbs": 20}])", "memory"},
-      {R"([{"name": "a", "memory": "64 parsecs", "read_gbs": 20, "rtt_ms": 1, "up_mbits": 1, "down_mbits": 1}])", "64 parsecs"},
-      {R"([{"name": "a", "memory": "8G", "read_gbs": -1, "rtt_ms": 1, "up_mbits": 1, "down_mbits": 1}])", "read_gbs is -1"},
+      {R"([{"name": "a", "memory": "64 parsecs", "read_gbs": 20, "rtt_ms": 1, "up_mbits": 1, "down_mbits": 1}])",
+       "64 parsecs"},
+      {R"([{"name": "a", "memory": "8G", "read_gbs": -1, "rtt_ms": 1, "up_mbits": 1, "down_mbits": 1}])",
+       "read_gbs is -1"},
       {R"([{"name": "a", "memory": "8G", "read_gbs": "fast", "rtt_ms": 1, "up_mbits": 1, "down_mbits": 1}])", "n.json"},
-      {R"([{"name": "a", "memory": "8G", "colour": 1, "read_gbs": 1, "rtt_ms": 1, "up_mbits": 1, "down_mbits": 1}])", "colour"},
+      {R"([{"name": "a", "memory": "8G", "colour": 1, "read_gbs": 1, "rtt_ms": 1, "up_mbits": 1, "down_mbits": 1}])",
+       "colour"},
   };
   for (const auto& [json, expected] : wrong) {
     const auto result = ParseNodes(json, "n.json");

@@ -9,6 +9,10 @@ namespace linkcpp {
 namespace {
 
 constexpr double kGiga = 1e9, kTera = 1e12;
+constexpr std::uint64_t kStatePasses = 6;
+constexpr double kHopsBesideRoundTrip = 4;
+constexpr double kWorkerSteps =
+    3;  // of a worker's graph beside products: rows gathered, the activation, rows put in order
 
 double Seconds(double bytes, double gbs) {
   return gbs > 0 ? bytes / (gbs * kGiga) : 0;
@@ -27,7 +31,8 @@ double NoneAbove(std::span<const double> p, std::span<const int> limit, int n) {
     double term = 1;
     for (int m = 0; m <= std::min(limit[w], n); ++m) {
       if (m > 0) term *= p[w] / m;
-      for (int j = 0; j + m <= n; ++j) next[static_cast<std::size_t>(j + m)] += ways[static_cast<std::size_t>(j)] * term;
+      for (int j = 0; j + m <= n; ++j)
+        next[static_cast<std::size_t>(j + m)] += ways[static_cast<std::size_t>(j)] * term;
     }
     std::swap(ways, next);
   }
@@ -115,7 +120,7 @@ class Predictor {
       }
       for (std::size_t il = 0; il < place_.layers.size(); ++il) {
         if (place_.layers[il].experts != Tier::kSwarm) continue;
-        workers += PredictSwarmLayer(sizes_.layers[il], machine_.nodes, row_bytes_).workers;
+        workers += PredictSwarmLayer(sizes_.layers[il], machine_, row_bytes_).workers;
         ++layers;
       }
       result.round_trip_ceiling = RoundTripCeiling(n_swarm, rtt);
@@ -128,13 +133,25 @@ class Predictor {
   // Name, GB/s and Tflop/s of what runs a layer: a device, or the CPU.
   struct Engine {
     std::string name;
-    double gbs, tflops;
+    double gbs;         // matrices
+    double memory_gbs;  // state
+    double cache_gbs;   // K and V
+    double tflops;
+    bool is_cpu;
   };
   Engine EngineOf(int device) const {
-    if (device < 0) return {"RAM", machine_.ram_gbs, machine_.cpu_tflops};
+    if (device < 0) {
+      return {"RAM",
+              machine_.dense_gbs > 0 ? machine_.dense_gbs : machine_.ram_gbs,
+              machine_.ram_gbs,
+              machine_.attention_gbs > 0 ? machine_.attention_gbs : machine_.ram_gbs,
+              machine_.cpu_tflops,
+              true};
+    }
     const FastDevice& fast = machine_.devices[static_cast<std::size_t>(device)];
-    return {"VRAM", fast.read_gbs, fast.tflops};
+    return {"VRAM", fast.read_gbs, fast.read_gbs, fast.read_gbs, fast.tflops, false};
   }
+  double ExpertGbs() const { return machine_.expert_gbs > 0 ? machine_.expert_gbs : machine_.ram_gbs; }
 
   // A matrix of b bytes and the type's ~4.5 to 8.5 bits a weight: weights ~ b * 8 / bits. Two operations a weight.
   double WeightsPerByte() const {
@@ -146,20 +163,29 @@ class Predictor {
     Sum sum;
     const Engine output = EngineOf(place_.output_device);
     sum.Add(output.name, "bandwidth", Seconds(static_cast<double>(sizes_.output_bytes), output.gbs));
+    sum.Add("host", "steps", machine_.token_seconds);
     RunOptions one = options_;
     one.context = CellsPerSequence(sizes_, options_);
     one.n_parallel = 1;
     for (std::size_t il = 0; il < sizes_.layers.size(); ++il) {
       const LayerSizes& layer = sizes_.layers[il];
       const Engine engine = EngineOf(place_.layers[il].device);
-      const double trunk = static_cast<double>(layer.backbone_bytes + 2 * layer.recurrent_bytes) +
-                           fill * static_cast<double>(KvBytes(sizes_, layer, one));
-      sum.Add(engine.name, "bandwidth", Seconds(trunk, engine.gbs));
+      // llama.cpp copies the state out of the cache, reads and writes it, and copies it back: six times over memory.
+      const auto state = static_cast<double>(kStatePasses * layer.recurrent_bytes);
+      const double cache = fill * static_cast<double>(KvBytes(sizes_, layer, one));
+      sum.Add(engine.name, "bandwidth",
+              Seconds(static_cast<double>(layer.backbone_bytes), engine.gbs) + Seconds(state, engine.memory_gbs) +
+                  Seconds(cache, engine.cache_gbs));
+      if (engine.is_cpu) {
+        sum.Add(engine.name, "steps",
+                layer.n_steps * machine_.step_seconds + (layer.k_elements > 0 ? machine_.attention_seconds : 0) +
+                    (layer.n_experts > 0 ? machine_.router_seconds : 0));
+      }
       if (layer.expert_bytes == 0) continue;
       const double used = static_cast<double>(layer.slice_bytes) * layer.n_used;
       switch (place_.layers[il].experts) {
         case Tier::kVram: sum.Add("VRAM", "bandwidth", Seconds(used, engine.gbs)); break;
-        case Tier::kRam: sum.Add("RAM", "bandwidth", Seconds(used, machine_.ram_gbs)); break;
+        case Tier::kRam: sum.Add("RAM", "bandwidth", Seconds(used, ExpertGbs())); break;
         case Tier::kDisk: sum.Add("disk", "bandwidth", Seconds(used, machine_.disk_gbs)); break;
         case Tier::kSwarm: AddSwarmDecode(sum, layer); break;
         case Tier::kNowhere: break;
@@ -169,11 +195,12 @@ class Predictor {
   }
 
   void AddSwarmDecode(Sum& sum, const LayerSizes& layer) const {
-    const SwarmLayer swarm = PredictSwarmLayer(layer, machine_.nodes, row_bytes_);
+    const SwarmLayer swarm = PredictSwarmLayer(layer, machine_, row_bytes_);
     double rtt = 0;
     for (const Node& node : machine_.nodes) rtt = std::max(rtt, node.rtt_ms / 1000);
-    const double wire = std::max(0.0, swarm.seconds - swarm.kernel_seconds);
+    const double wire = std::max(0.0, swarm.seconds - swarm.kernel_seconds - swarm.hop_seconds);
     sum.Add("swarm", "worker", std::min(swarm.seconds, swarm.kernel_seconds));
+    sum.Add("swarm", "wake-ups", swarm.hop_seconds);
     sum.Add("swarm", "round trip", std::min(wire, rtt));
     sum.Add("swarm", "uplink", std::max(0.0, wire - rtt));
   }
@@ -229,8 +256,8 @@ class Predictor {
       const double compute =
           std::max(Seconds(touched * shares[w], node.read_gbs), flops * shares[w] / (node.tflops * kTera));
       const auto row = static_cast<double>(row_bytes_);
-      const double all =
-          node.rtt_ms / 1000 + compute + MbitSeconds(sent * row, node.up_mbits) + MbitSeconds(back * row, node.down_mbits);
+      const double all = node.rtt_ms / 1000 + compute + MbitSeconds(sent * row, node.up_mbits) +
+                         MbitSeconds(back * row, node.down_mbits);
       if (all <= slowest) continue;
       slowest = all;
       worker = compute;
@@ -269,21 +296,42 @@ double DistinctExperts(std::uint32_t n_experts, std::uint32_t n_used, double n_t
   return n_experts * (1 - std::pow(1 - static_cast<double>(n_used) / n_experts, n_tokens));
 }
 
-SwarmLayer PredictSwarmLayer(const LayerSizes& layer, std::span<const Node> nodes, std::uint64_t row_bytes) {
+SwarmLayer PredictSwarmLayer(const LayerSizes& layer, const Machine& machine, std::uint64_t row_bytes) {
   SwarmLayer result;
+  const std::span<const Node> nodes = machine.nodes;
   if (nodes.empty()) return result;
   const std::vector<double> shares = NodeShares(nodes);
   std::vector<double> fixed, each, kernel, nothing(nodes.size(), 0.0);
-  const auto row = static_cast<double>(row_bytes);
+  const auto row = static_cast<double>(row_bytes), slice = static_cast<double>(layer.slice_bytes);
+  double here_share = 0, workers_here = 0;
   for (std::size_t w = 0; w < nodes.size(); ++w) {
     const Node& node = nodes[w];
-    kernel.push_back(Seconds(static_cast<double>(layer.slice_bytes), node.read_gbs));
+    kernel.push_back(Seconds(slice, node.read_gbs));
     fixed.push_back(node.rtt_ms / 1000 + MbitSeconds(row, node.up_mbits));
     each.push_back(kernel.back() + MbitSeconds(row, node.down_mbits));
-    result.workers += 1 - std::pow(1 - shares[w], layer.n_used);
+    const double distinct = 1 - std::pow(1 - shares[w], layer.n_used);
+    result.workers += distinct;
+    if (node.here) {
+      here_share += shares[w];
+      workers_here += distinct;
+    }
   }
   result.seconds = ExpectedSlowest(shares, fixed, each, static_cast<int>(layer.n_used));
   result.kernel_seconds = ExpectedSlowest(shares, nothing, kernel, static_cast<int>(layer.n_used));
+  // Workers here share memory and cores: together they are no faster than this machine.
+  const double together = Seconds(here_share * layer.n_used * slice, machine.expert_gbs);
+  if (together > result.kernel_seconds) {
+    result.seconds += together - result.kernel_seconds;
+    result.kernel_seconds = together;
+  }
+  // A dispatch wakes the link's thread, the worker's kernel, its link again and the host, beside the two that a round
+  // trip counts; three graphs start and end: the worker's, and the host's around it. On workers here all of that runs
+  // on the same cores, one worker after the other, and so does the loopback round trip.
+  const double hops = kHopsBesideRoundTrip * machine.wake_seconds;
+  const double first = workers_here > 0 ? hops + 2 * machine.wake_seconds : hops;
+  const double further = std::max(0.0, workers_here - 1) * (hops + 2 * machine.wake_seconds);
+  result.hop_seconds = first + further + 3 * machine.graph_seconds + kWorkerSteps * machine.step_seconds;
+  result.seconds += result.hop_seconds;
   return result;
 }
 

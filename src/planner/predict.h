@@ -1,6 +1,7 @@
 // How fast a placement should run, and what bounds it. Every formula is in docs/planner.md.
 //
-// Bandwidth, round trips and uplinks only: no figure here was fitted to a measurement.
+// Bandwidths, round trips, uplinks, and what a step of a graph and a wake-up cost on this machine: all of them measured
+// beforehand or given, none fitted to a measured speed.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +29,17 @@ double DistinctExperts(std::uint32_t n_experts, std::uint32_t n_used, double n_t
 // One layer's experts computed by nodes, one token. Slices lie on nodes in proportion to their memory, and each of the
 // token's experts is drawn anew: the expectation over that of the slowest node, exactly.
 struct SwarmLayer {
-  double seconds = 0;       // round trip, rows both ways, and the kernel
+  double seconds = 0;         // round trip, rows both ways, wake-ups, and the kernel
   double kernel_seconds = 0;  // of it the slowest node's reading (round trips and rows at zero)
-  double workers = 0;       // distinct nodes
+  double hop_seconds = 0;     // of it waking threads and starting graphs
+  double workers = 0;         // distinct nodes
 };
-SwarmLayer PredictSwarmLayer(const LayerSizes& layer, std::span<const Node> nodes, std::uint64_t row_bytes);
+SwarmLayer PredictSwarmLayer(const LayerSizes& layer, const Machine& machine, std::uint64_t row_bytes);
 
 // Where a step's time goes.
 struct Share {
-  std::string what;  // "VRAM", "RAM", "swarm", "disk", "copying to the device"
-  std::string bound; // "bandwidth", "computing", "round trip", "uplink", "worker"
+  std::string what;   // "VRAM", "RAM", "swarm", "disk", "copying to the device"
+  std::string bound;  // "bandwidth", "computing", "steps", "round trip", "wake-ups", "uplink", "worker"
   double seconds = 0;
 };
 struct Speed {
@@ -46,9 +48,9 @@ struct Speed {
 };
 
 struct Prediction {
-  Speed decode;       // one sequence, an empty context
-  Speed decode_full;  // the same with the context full
-  Speed prefill;      // per token of a batch
+  Speed decode;                                       // one sequence, an empty context
+  Speed decode_full;                                  // the same with the context full
+  Speed prefill;                                      // per token of a batch
   double uplink_ceiling = 0, round_trip_ceiling = 0;  // decode; 0: no swarm
 };
 

@@ -28,9 +28,11 @@ TEST(BreakEven, AgainstMemoryAndDisk) {
   struct Case {
     double local_gbs, remote_gbs, rtt_ms;
   };
-  for (const auto& [local, remote, rtt] : {Case{40, 40, 1.07}, Case{40, 20, 0.92}, Case{70, 40, 0.55}, Case{70, 20, 0.39},
-                                          Case{6, 40, 8.0}, Case{6, 20, 7.9}, Case{3, 40, 16.2}, Case{3, 20, 16.0}}) {
-    EXPECT_NEAR(BreakEvenRttMs(8 * kSlice, local, kSlice, remote), rtt, rtt > 1.1 ? 0.06 : 0.006) << local << ' ' << remote;
+  for (const auto& [local, remote, rtt] :
+       {Case{40, 40, 1.07}, Case{40, 20, 0.92}, Case{70, 40, 0.55}, Case{70, 20, 0.39}, Case{6, 40, 8.0},
+        Case{6, 20, 7.9}, Case{3, 40, 16.2}, Case{3, 20, 16.0}}) {
+    EXPECT_NEAR(BreakEvenRttMs(8 * kSlice, local, kSlice, remote), rtt, rtt > 1.1 ? 0.06 : 0.006)
+        << local << ' ' << remote;
   }
   EXPECT_LT(BreakEvenRttMs(8 * kSlice, 1000, kSlice, 20), 0);
 }
@@ -55,15 +57,21 @@ Node NodeAt(double rtt_ms) {
   return {.name = "pc", .memory_bytes = 8 * kGib, .read_gbs = 20, .rtt_ms = rtt_ms, .up_mbits = 1e6, .down_mbits = 1e6};
 }
 
+Machine With(std::vector<Node> nodes) {
+  Machine machine;
+  machine.nodes = std::move(nodes);
+  return machine;
+}
+
 TEST(SwarmLayer, OneNodeDoesEverything) {
-  const SwarmLayer layer = PredictSwarmLayer(Layer(8), std::vector{NodeAt(1)}, 12'288);
+  const SwarmLayer layer = PredictSwarmLayer(Layer(8), With({NodeAt(1)}), 12'288);
   EXPECT_NEAR(layer.workers, 1, 1e-9);
   EXPECT_NEAR(layer.kernel_seconds, 8 * kSlice / 20e9, 1e-9);
   EXPECT_NEAR(layer.seconds, 0.001 + 8 * kSlice / 20e9 + 9 * 12'288 * 8 / 1e12, 1e-9);
 }
 
 TEST(SwarmLayer, TwoNodesAndTwoExpertsMeetOnOneHalfOfTheTime) {
-  const SwarmLayer layer = PredictSwarmLayer(Layer(2), std::vector{NodeAt(0), NodeAt(0)}, 0);
+  const SwarmLayer layer = PredictSwarmLayer(Layer(2), With({NodeAt(0), NodeAt(0)}), 0);
   EXPECT_NEAR(layer.workers, 1.5, 1e-9);
   EXPECT_NEAR(layer.kernel_seconds, 1.5 * kSlice / 20e9, 1e-9);
 }
@@ -71,20 +79,26 @@ TEST(SwarmLayer, TwoNodesAndTwoExpertsMeetOnOneHalfOfTheTime) {
 TEST(SwarmLayer, ASlowNodeCountsAsOftenAsItIsAsked) {
   std::vector<Node> nodes{NodeAt(0), NodeAt(100)};
   nodes[0].memory_bytes = 24 * kGib;  // three of four experts
-  const SwarmLayer layer = PredictSwarmLayer(Layer(1), nodes, 0);
+  const SwarmLayer layer = PredictSwarmLayer(Layer(1), With(nodes), 0);
   EXPECT_NEAR(layer.seconds, 0.25 * 0.1 + kSlice / 20e9, 1e-6);
 }
 
 TEST(Predict, DecodeIsReadingEachTierOnce) {
   const ModelSizes sizes = test::SizesOf("qwen3.5-122b");
-  const Machine machine{.devices = {}, .ram_bytes = 128 * kGib, .ram_gbs = 40, .cpu_tflops = 1, .link_gbs = 0, .disk_gbs = 0, .nodes = {}};
+  const Machine machine{.devices = {},
+                        .ram_bytes = 128 * kGib,
+                        .ram_gbs = 40,
+                        .cpu_tflops = 1,
+                        .link_gbs = 0,
+                        .disk_gbs = 0,
+                        .nodes = {}};
   const RunOptions options{.context = 4096};
   const Placement place = PlaceModel(sizes, machine, options, true);
   ASSERT_TRUE(place.feasible);
   const Prediction prediction = Predict(sizes, machine, options, place);
   double bytes = static_cast<double>(sizes.output_bytes);
   for (const LayerSizes& layer : sizes.layers) {
-    bytes += static_cast<double>(layer.backbone_bytes + 2 * layer.recurrent_bytes + 8 * layer.slice_bytes);
+    bytes += static_cast<double>(layer.backbone_bytes + 6 * layer.recurrent_bytes + 8 * layer.slice_bytes);
   }
   EXPECT_NEAR(prediction.decode.tokens_per_second, 40e9 / bytes, 1e-6);
   EXPECT_LT(prediction.decode_full.tokens_per_second, prediction.decode.tokens_per_second);
@@ -93,7 +107,12 @@ TEST(Predict, DecodeIsReadingEachTierOnce) {
 
 TEST(Predict, AFasterLinkIsNeverSlower) {
   const ModelSizes sizes = test::SizesOf("qwen3.5-122b");
-  Machine machine{.devices = {}, .ram_bytes = 16 * kGib, .ram_gbs = 40, .cpu_tflops = 1, .link_gbs = 0, .disk_gbs = 3,
+  Machine machine{.devices = {},
+                  .ram_bytes = 16 * kGib,
+                  .ram_gbs = 40,
+                  .cpu_tflops = 1,
+                  .link_gbs = 0,
+                  .disk_gbs = 3,
                   .nodes = std::vector<Node>(8, NodeAt(30))};
   const RunOptions options{.context = 4096};
   double before = 0;

@@ -83,12 +83,14 @@ void WriteComparison(Page& page, const Machine& machine, const Comparison& c, bo
             c.swarm_wins ? c.swarm_decode / c.local_decode : c.local_decode / c.swarm_decode);
   page.Line("  prefill {:.1f} tok/s with, {:.1f} without", c.swarm_prefill, c.local_prefill);
   if (c.break_even_rtt_ms > 0) {
-    page.Line("  break-even round trip {:.2f} ms: below it these {} node{} win", c.break_even_rtt_ms, n, n == 1 ? "" : "s");
+    page.Line("  break-even round trip {:.2f} ms: below it these {} node{} win", c.break_even_rtt_ms, n,
+              n == 1 ? "" : "s");
   } else {
     page.Line("  these {} node{} lose at any round trip", n, n == 1 ? "" : "s");
   }
   if (c.nodes_to_win > 1) page.Line("  with fewer than {} of the {} they lose", c.nodes_to_win, n);
-  if (!c.swarm_wins && !uses_swarm) page.Line("  so this plan leaves the nodes out; --force-nodes uses them all the same");
+  if (!c.swarm_wins && !uses_swarm)
+    page.Line("  so this plan leaves the nodes out; --force-nodes uses them all the same");
   if (!c.swarm_wins && uses_swarm) page.Line("  this plan uses the nodes all the same");
 }
 
@@ -102,11 +104,13 @@ std::string PlanText(const ModelSizes& sizes, const Machine& machine, const Plan
             sizes.layers.size(), sizes.n_moe_layers(), static_cast<double>(sizes.n_weights) / 1e9);
   page.Line("  experts {:.2f} GiB, all else {:.2f} GiB{}{}", Gib(sizes.ExpertBytes()), Gib(sizes.BackboneBytes()),
             sizes.tied_embeddings ? ", embeddings are tied" : "",
-            sizes.skipped_bytes > 0 ? std::format(", prediction layers {:.2f} GiB (not loaded)", Gib(sizes.skipped_bytes))
-                                    : std::string());
-  page.Line("  context {} for {} sequence{}: KV {} {:.2f} GiB ({} B a token), state {:.2f} GiB", ContextCells(sizes, wish.run),
-            wish.run.n_parallel, wish.run.n_parallel == 1 ? "" : "s", KvTypeName(wish.run.kv),
-            Gib(TotalKvBytes(sizes, wish.run)), KvBytesPerToken(sizes, wish.run.kv), Gib(TotalStateBytes(sizes, wish.run)));
+            sizes.skipped_bytes > 0
+                ? std::format(", prediction layers {:.2f} GiB (not loaded)", Gib(sizes.skipped_bytes))
+                : std::string());
+  page.Line("  context {} for {} sequence{}: KV {} {:.2f} GiB ({} B a token), state {:.2f} GiB",
+            ContextCells(sizes, wish.run), wish.run.n_parallel, wish.run.n_parallel == 1 ? "" : "s",
+            KvTypeName(wish.run.kv), Gib(TotalKvBytes(sizes, wish.run)), KvBytesPerToken(sizes, wish.run.kv),
+            Gib(TotalStateBytes(sizes, wish.run)));
   page.Line("");
   page.Line("Assumed");
   for (const std::string& line : assumptions) page.Line("  {}", line);
@@ -116,8 +120,8 @@ std::string PlanText(const ModelSizes& sizes, const Machine& machine, const Plan
   } else {
     page.Line("Not feasible: {:.2f} GiB are missing", Gib(place.missing_bytes));
   }
-  page.Line("  {:<12} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}   (GiB)", "", "backbone", "experts", "KV", "state", "compute",
-            "reserve", "sum");
+  page.Line("  {:<12} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}   (GiB)", "", "backbone", "experts", "KV", "state",
+            "compute", "reserve", "sum");
   for (std::size_t d = 0; d < place.devices.size(); ++d) {
     Row(page, machine.devices[d].name, place.devices[d], machine.devices[d].memory_bytes);
   }
@@ -125,9 +129,8 @@ std::string PlanText(const ModelSizes& sizes, const Machine& machine, const Plan
   for (const Tier tier : {Tier::kVram, Tier::kRam, Tier::kSwarm, Tier::kDisk, Tier::kNowhere}) {
     const std::uint32_t n = place.CountLayers(sizes, tier);
     if (n == 0) continue;
-    page.Line("  experts of {} layer{} {}: {:.2f} GiB, layer{} {}", n, n == 1 ? "" : "s",
-              TierPhrase(tier), Gib(place.ExpertBytes(sizes, tier)), n == 1 ? "" : "s",
-              LayersIn(sizes, place, tier));
+    page.Line("  experts of {} layer{} {}: {:.2f} GiB, layer{} {}", n, n == 1 ? "" : "s", TierPhrase(tier),
+              Gib(place.ExpertBytes(sizes, tier)), n == 1 ? "" : "s", LayersIn(sizes, place, tier));
   }
   if (!place.feasible) {
     page.Line("");

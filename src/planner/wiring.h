@@ -1,4 +1,5 @@
-// A placement in llama.cpp's own words: the options of its command line, the plug-in's environment, the workers' commands.
+// A placement in llama.cpp's own words: the options of its command line, the plug-in's environment, the workers'
+// commands.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +16,11 @@
 namespace linkcpp {
 
 struct Wiring {
-  std::vector<std::string> arguments;                              // llama-server's, without -m
-  std::vector<std::string> overrides;                              // the -ot values among them
-  std::vector<std::pair<std::string, std::string>> environment;    // the plug-in's; empty without a swarm
-  std::string command;                                             // complete, quoted for a shell
-  std::vector<std::string> workers;                                // one command for each node
+  std::vector<std::string> arguments;                            // llama-server's, without -m
+  std::vector<std::string> overrides;                            // the -ot values among them
+  std::vector<std::pair<std::string, std::string>> environment;  // the plug-in's; empty without a swarm
+  std::string command;                                           // complete, quoted for a shell
+  std::vector<std::string> workers;                              // one command for each node
 };
 
 // "(3[89]|4[0-7])" for 38 to 47: a regular expression of exactly these numbers. No commas: -ot splits there.

@@ -283,7 +283,7 @@ Result<void> SwarmCore::On(WorkerLink& worker, const ResultMessage& result, std:
   {
     std::lock_guard lock(mutex_);
     for (LiveSample& sample : samples) {
-      if (samples_.size() == kMaxSamples) samples_.pop_back();
+      if (samples_.size() == kMaxSamples) samples_.pop_front();
       samples_.push_back(std::move(sample));
     }
     call->Wrote(positions.size());

@@ -94,7 +94,7 @@ class Swarm {
   // refused, no answer within the deadline) is an answer too. Not counted as dispatches.
   virtual void Ask(WorkerNumber worker, LayerId layer, const Recipe& recipe, std::span<const float> x,
                    std::uint32_t n_in, std::span<const Pair> pairs, std::uint32_t n_out, OnAnswer on_answer) = 0;
-  virtual std::vector<LiveSample> TakeSamples() = 0;  // since the last call; the oldest 64 when there were more
+  virtual std::vector<LiveSample> TakeSamples() = 0;  // since the last call; the newest 64 when there were more
   virtual void Record(const NodeCheck& check) = 0;    // what is known of a node: for Report
 
   // Slices with at least one usable holder; for waiting until a model is covered. Any thread.

@@ -3,8 +3,11 @@
     plan_test.py LINKCPP
 
 llama-fit-params lays a model out without loading it and logs every buffer, so skeletons (headers with file holes) do.
+KV cache and state are also compared on every architecture that llama.cpp's own test program can write.
 """
 
+import concurrent.futures
+import glob
 import json
 import os
 import re
@@ -14,6 +17,8 @@ import sys
 import tempfile
 
 LINKCPP = sys.argv[1]
+os.environ.setdefault("LINKCPP_BIN", os.path.dirname(os.path.abspath(LINKCPP)))
+from swarm import AUSTEN, Swarm, environment, logits  # noqa: E402
 MIB = 1 << 20
 MODELS = ["qwen3.5-35b", "qwen3.5-122b", "qwen3-30b", "qwen2-57b", "mixtral-8x7b", "gpt-oss-20b", "glm-4.5-air",
           "minimax-m2", "granite-1b-a400m", "olmoe-1b-7b", "llama-4-scout", "lfm2-8b-a1b"]
@@ -34,21 +39,31 @@ def plan(model, *options, ok=True):
     return json.loads(done.stdout) if ok else done
 
 
-def fit(model, *options):
+def fit(model, *options, repack=False):
     """What llama.cpp would allocate, in MiB: weights, KV, state, compute. None: it can not lay the model out."""
     environment = dict(os.environ)
     environment.pop("GGML_BACKEND_PATH", None)
     environment.pop("GGML_VK_VISIBLE_DEVICES", None)
-    done = subprocess.run(["llama-fit-params", "-fitp", "on", "-m", model, "-v", "--no-repack", *options], capture_output=True, text=True,
-                          env=environment)
-    log = done.stdout + done.stderr
-    if done.returncode != 0:
-        return None
+    for _ in range(10):  # its log is written by a thread that the end of the process now and then cuts short
+        done = subprocess.run(["llama-fit-params", "-fitp", "on", "-m", model, "-v", *([] if repack else ["--no-repack"]), *options],
+                              capture_output=True, text=True, env=environment)
+        log = done.stdout + done.stderr
+        if done.returncode != 0:
+            return None
+        if "compute buffer size" in log:
+            break
+    else:
+        raise SystemExit(f"llama-fit-params {model} {options}: no complete log in ten runs")
+
+    def total(pattern):
+        return sum(float(x) for x in re.findall(pattern, log))
+
     rows = re.findall(r"\|\s+- \S.*\|\s*(\d+) =\s*(\d+) \+\s*(\d+) \+\s*(\d+)", log)
     return {"model": sum(int(row[1]) for row in rows),
-            "kv": sum(float(x) for x in re.findall(r"llama_kv_cache: size =\s*([\d.]+) MiB", log)),
-            "state": sum(float(x) for x in re.findall(r"llama_memory_recurrent: size =\s*([\d.]+) MiB", log)),
-            "compute": sum(float(x) for x in re.findall(r"compute buffer size =\s*([\d.]+) MiB", log))}
+            "kv": total(r"llama_kv_cache: size =\s*([\d.]+) MiB"),
+            "state": total(r"llama_memory_recurrent: size =\s*([\d.]+) MiB") +
+            total(r"llama_dsv4_comp_state: \w+ ratio = .* size =\s*([\d.]+) MiB"),
+            "compute": total(r"compute buffer size =\s*([\d.]+) MiB")}
 
 
 def near(ours, theirs, relative, absolute):
@@ -76,6 +91,12 @@ def compare(folder, name):
         compute = ram["compute"] / MIB
         check(host["compute"] <= compute <= 1.1 * host["compute"],
               f"{title}: compute {compute:.1f}, {host['compute']:.1f}: {compute / host['compute'] - 1:+.1%}")
+    packed = fit(model, "-c", "4096", "-fa", "on", repack=True)
+    if packed is not None:  # with buffers for AMX and repacked experts, whichever this processor has
+        ours = plan(model, "--vram", "none", "--ram", "900GiB", "--ram-rate", "40", "--ctx", "4096")
+        ram = next(row for row in ours["memory"] if row["name"] == "RAM")
+        weights = (ram["backbone"] + ram["experts"]) / MIB
+        check(near(weights, packed["model"], 0.001, 3), f"{name} packed for this processor: {weights:.1f}, {packed['model']} MiB")
     four = fit(model, "-c", "32768", "-np", "4", "-fa", "on")
     if four is not None:
         ours = plan(model, "--vram", "none", "--ram", "900GiB", "--ram-rate", "40", "--ctx", "32768", "--parallel", "4")
@@ -83,6 +104,49 @@ def compare(folder, name):
         check(near(ours["state_bytes"] / MIB, four["state"], 0.001, 0.01),
               f"{name} 4 sequences: state {ours['state_bytes'] / MIB:.2f}, {four['state']:.2f}")
     os.remove(model)
+
+
+TOYS = "/usr/libexec/x86_64-linux-gnu/llama.cpp-tests/test-llama-archs"
+# Files of these architectures are called MoE, but have no expert tensors.
+DENSE_TOYS = {"ernie4_5", "paddleocr"}
+LEAST_TOYS = 50
+
+
+def compare_toy(model):
+    """KV cache and state of one toy model; sixteen sequences, so that two decimals of a MiB say something."""
+    name = os.path.basename(model).removesuffix("-moe.gguf")
+    lines = []
+    for options, wish in ((["-c", "65536", "-np", "16"], ["--ctx", "65536", "--parallel", "16"]),
+                          (["-c", "8192", "-ctk", "q8_0", "-ctv", "q8_0"], ["--ctx", "8192", "--kv", "q8_0"])):
+        done = plan(model, "--vram", "none", "--ram", "900GiB", "--ram-rate", "40", *wish, ok=False)
+        if name in DENSE_TOYS:
+            return [(done.returncode == 2 and "dense" in done.stdout, f"toy {name}: refused as a dense model")]
+        host = fit(model, "-fa", "on", *options)
+        if host is None:
+            lines.append((None, f"toy {name} {' '.join(options)}: llama-fit-params fails"))
+            continue
+        if done.returncode != 0:
+            lines.append((False, f"toy {name}: {done.stdout}{done.stderr}"))
+            continue
+        ours = json.loads(done.stdout)
+        kv, state = ours["kv_bytes"] / MIB, ours["state_bytes"] / MIB
+        lines.append((near(kv, host["kv"], 0.001, 0.02) and near(state, host["state"], 0.001, 0.02),
+                      f"toy {name} {' '.join(options)}: KV {kv:.2f}, {host['kv']:.2f}; state {state:.2f}, {host['state']:.2f}"))
+    return lines
+
+
+def toys(folder):
+    subprocess.run([TOYS, "-o", folder, "-s", "1"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    compared = 0
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for lines in pool.map(compare_toy, sorted(glob.glob(os.path.join(folder, "*-moe.gguf")))):
+            for ok, text in lines:
+                if ok is None:
+                    print(f"skip  {text}")
+                else:
+                    check(ok, text)
+            compared += any(ok is not None for ok, _ in lines)
+    check(compared >= LEAST_TOYS, f"toys: {compared} architectures compared")
 
 
 def reference(folder):
@@ -129,10 +193,55 @@ def bad_input(folder, good):
               f"bad input {os.path.basename(model)} {options}: {done.returncode}: {done.stderr.strip()}")
 
 
+def serve_auto():
+    """serve --auto starts llama-server with what plan prints, but for what the user says himself."""
+    with Swarm(AUSTEN, backbone=True, local="allow", serve_args=["--auto"], host_args=["-c", "1024"]) as swarm:
+        swarm.wait_api()
+        planned = swarm.event("plan")
+        said = plan(str(AUSTEN), "--ctx", "1024", "--ram-rate", "10")
+        expected = list(said["arguments"])
+        at = expected.index("-c")
+        check(expected[at + 1] == "1024" and planned["arguments"] == expected[:at] + expected[at + 2:],
+              f"serve --auto: {planned['arguments']}; plan: {expected}")
+        children = subprocess.run(["ps", "-o", "args=", "--ppid", str(swarm.serve.pid)], capture_output=True, text=True).stdout
+        check(" ".join(planned["arguments"]) + " -c 1024" in children, f"serve --auto: llama-server runs with them: {children.strip()[-120:]}")
+        check(any(word.startswith("LINKCPP_LOCAL_MEMORY=") for word in planned["environment"]), f"serve --auto: {planned['environment']}")
+
+
+def plan_with_swarm():
+    with Swarm(AUSTEN) as swarm:
+        swarm.add_worker("--memory", "64M", name="measured")
+        swarm.wait_covered()
+        options = ["--swarm", swarm.url, "--vram", "none", "--ram-rate", "10", "--ram", "12M", "--ctx", "256", "--batch", "64"]
+
+        def ask(**env):
+            return subprocess.run([LINKCPP, "plan", "-m", str(AUSTEN), "--json", *options], capture_output=True, text=True,
+                                  env=environment(env))
+        before = json.loads(ask(LINKCPP_TOKEN=swarm.token).stdout)
+        check(any("measured" in line and "assumed: it has not computed yet" in line for line in before["assumptions"]),
+              "plan --swarm: a node that has not computed is said to be assumed")
+        logits(AUSTEN, os.path.join(swarm.folder, "logits"), swarm.host_env(), n_steps=40)
+
+        def measured():
+            lines = [line for line in json.loads(ask(LINKCPP_TOKEN=swarm.token).stdout)["assumptions"] if line.startswith("measured: ")]
+            return lines and "GB/s (measured over" in lines[0]
+        swarm.wait(measured, 20, "the worker's report of what it computed")
+        check(True, "plan --swarm: speed as the coordinator has it")
+        wrong = ask(LINKCPP_TOKEN="lk_wrong")
+        check(wrong.returncode == 2 and "error" in json.loads(wrong.stdout), f"plan --swarm, wrong token: {wrong.returncode}: {wrong.stdout.strip()}")
+        options[1] = "http://127.0.0.1:1"
+        away = ask(LINKCPP_TOKEN="lk_any")
+        check(away.returncode == 1, f"plan --swarm, nobody there: {away.returncode}: {away.stdout.strip()}")
+
+
 with tempfile.TemporaryDirectory(prefix="linkcpp-plan-") as folder:
+    serve_auto()
+    plan_with_swarm()
     good = reference(folder)
     bad_input(folder, good)
     os.remove(good)
+    with tempfile.TemporaryDirectory(dir=folder) as toy_folder:
+        toys(toy_folder)
     for name in MODELS:
         compare(folder, name)
 print(f"{len(failures)} wrong")

@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""What `linkcpp plan` predicts for decode on this machine, against stock llama-bench: alone, and with workers on loopback.
+
+  LINKCPP_BIN=build/release/bin bench/plan_vs_measured.py MODEL.gguf [--runs 5] [--tokens 32] [--workers 1,2,3]
+      [--delays 0,1,5] [--realtime] [--json FILE]
+
+Before each measurement the planner calibrates itself for a second; it is given the memory, the number of threads of each
+worker, and the added round trip as `delay_proxy ping` measures it through the same proxy, and nothing else. A delay is added to
+every byte, each way (as netem adds it on loopback), so 5 ms are a round trip of 10. Prediction and measurement take turns,
+and medians are compared, because machines are noisy. --realtime runs everything at a real-time priority, so that other
+work on the machine does not count; it needs the right to do so.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import statistics
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests/e2e"))
+from swarm import BIN, Process, Swarm, environment, free_port, run  # noqa: E402
+
+THREADS = os.cpu_count()
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--workers", default="0,1,2,3")
+    parser.add_argument("--delays", default="0,1,5")
+    parser.add_argument("--realtime", action="store_true")
+    parser.add_argument("--json")
+    return parser.parse_args()
+
+
+def plan(model, *options):
+    return json.loads(run([BIN / "linkcpp", "plan", "-m", model, "--vram", "none", "--ctx", "4096", "--json", *options],
+                          env=environment()).stdout)
+
+
+def measured(model, env, n_tokens):
+    said = run(["llama-bench", "-m", model, "-p", "0", "-n", n_tokens, "-t", THREADS, "-r", "1", "-o", "json"], env=env).stdout
+    return float(re.search(r'"avg_ts": ([0-9.]+)', said).group(1))
+
+
+class Delay:
+    """Workers' way to the backbone: straight, or through a proxy. `round_trip_ms` of a small message, beyond loopback's own."""
+
+    def __init__(self, folder, delay_ms):
+        self.port = free_port()  # where the backbone listens
+        self.processes = []
+        self.variables = {"LINKCPP_DATA_LISTEN": f"127.0.0.1:{self.port}"}
+        self.round_trip_ms = 0
+        if delay_ms == 0:
+            return
+        entry, echo, ping = free_port(), free_port(), free_port()
+        for name, *words in (("proxy", entry, self.port, delay_ms), ("echo", "echo", echo), ("ping", ping, echo, delay_ms)):
+            self.processes.append(Process(name, [BIN / "delay_proxy", *words], environment(), folder))
+        time.sleep(0.3)
+        self.variables["LINKCPP_DATA_ADVERTISE"] = f"127.0.0.1:{entry}"
+
+        def ask(port):
+            return float(run([BIN / "delay_proxy", "ping", port], env=environment()).stdout)
+        self.round_trip_ms = max(0.0, statistics.median(ask(ping) for _ in range(3)) - statistics.median(ask(echo) for _ in range(3)))
+
+    def stop(self):
+        for process in self.processes:
+            process.kill()
+
+
+def report(title, predictions, measurements, rows, more=""):
+    predicted, real = statistics.median(predictions), statistics.median(measurements)
+    ratio = predicted / real
+    inside = abs(ratio - 1) <= 0.15
+    print(f"{title:28} predicted {predicted:8.2f} ({min(predictions):.2f} to {max(predictions):.2f})  measured {real:8.2f} "
+          f"({min(measurements):.2f} to {max(measurements):.2f})  ratio {ratio:.3f}{'' if inside else '  OUTSIDE 15 %'}{more}", flush=True)
+    rows.append({"case": title, "predicted": predicted, "measured": real, "ratio": ratio, "inside": inside})
+
+
+def main():
+    asked = arguments()
+    if asked.realtime:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    rows = []
+    alone = plan(asked.model, "--ram-rate", "10")
+    experts = alone["expert_bytes"]
+    ram = next(row for row in alone["memory"] if row["name"] == "RAM")
+    backbone = ram["total"] - ram["experts"]
+    n_experts = max(layer["experts"] for layer in json.loads(run([BIN / "linkcpp", "manifest", "-m", asked.model, "--json"], env=environment()).stdout)["layers"])
+    for workers in (int(n) for n in asked.workers.split(",")):
+        if workers == 0:
+            predictions, measurements = [], []
+            env = environment()
+            measured(asked.model, env, 4)  # the page cache
+            for _ in range(asked.runs):
+                predictions.append(plan(asked.model)["decode"]["tokens_per_second"])
+                measurements.append(measured(asked.model, env, asked.tokens))
+            report("alone", predictions, measurements, rows)
+            continue
+        threads = max(1, THREADS // workers)
+        with Swarm(asked.model) as swarm:
+            for i in range(workers):
+                which = ",".join(str(e) for e in range(i, n_experts, workers))
+                swarm.add_worker("--memory", f"{(experts >> 20) + 512}M", "--experts", which, threads=threads)
+            swarm.wait_covered(600)
+            for delay_ms in (float(d) for d in asked.delays.split(",")):
+                delay = Delay(swarm.folder, delay_ms)
+                env = swarm.host_env(**delay.variables)
+                nodes = [{"name": f"worker{i + 1}", "memory": f"{experts}", "here": True, "threads": threads,
+                          "rtt_ms": delay.round_trip_ms} for i in range(workers)]
+                with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                    json.dump(nodes, file)
+                    file.flush()
+                    measured(asked.model, env, 4)
+                    predictions, measurements = [], []
+                    for _ in range(asked.runs):
+                        ours = plan(asked.model, "--ram", str(backbone + 4096), "--nodes", file.name, "--force-nodes")
+                        assert all(tier["tier"] == "swarm" for tier in ours["experts"] if tier["bytes"]), ours["experts"]
+                        predictions.append(ours["decode"]["tokens_per_second"])
+                        measurements.append(measured(asked.model, env, asked.tokens))
+                delay.stop()
+                report(f"{workers} worker{'s' if workers > 1 else ''}, {delay_ms:g} ms each way", predictions, measurements, rows,
+                       f"  ({delay.round_trip_ms:.2f} ms round trip added)")
+    print(f"{sum(row['inside'] for row in rows)} of {len(rows)} within 15 %")
+    if asked.json:
+        pathlib.Path(asked.json).write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+// The second in which `linkcpp plan` measures this machine's CPU on a model's own matrix shapes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "gguf/model.h"
+#include "planner/machine.h"
+#include "planner/model_sizes.h"
+
+namespace linkcpp {
+
+// Restarts the program when the OpenMP runtime's spinning is unbounded (kernel/openmp_spin.h): call it before anything
+// is printed or other threads run.
+void BoundOpenMpSpin();
+
+// Fills in what of `machine` says how fast the CPU computes (dense_gbs, expert_gbs, step_, graph_, wake_seconds, and
+// read_gbs of nodes here that have none), and says so in `assumptions`. kLocal: ggml has no CPU device, or it failed.
+Result<void> CalibrateMachine(const ModelFile& model, const ModelSizes& sizes, Machine& machine,
+                              std::vector<std::string>& assumptions);
+
+}  // namespace linkcpp

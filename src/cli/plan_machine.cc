@@ -1,0 +1,182 @@
+#include "cli/plan_machine.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdint>
+#include <format>
+#include <fstream>
+#include <iterator>
+#include <string_view>
+#include <thread>
+
+#include "base/byte_size.h"
+#include "cli/plan_calibrate.h"
+#include "cli/swarm_nodes.h"
+#include "kernel/device.h"
+#include "planner/memory.h"
+#include "planner/plan.h"
+#include "worker/byte_size.h"
+
+namespace linkcpp {
+namespace {
+
+constexpr double kVramGbs = 500, kVramTflops = 30, kLinkGbs = 25;  // a mid-range card in a PCIe 4.0 slot
+constexpr double kCoreTflops = 0.04;                               // one core with AVX2 on quantised matrices
+constexpr std::uint64_t kLeastSize = 1ull << 20;                   // less is a forgotten unit
+
+double Gib(std::uint64_t bytes) {
+  return static_cast<double>(bytes) / static_cast<double>(1ull << 30);
+}
+
+Result<std::uint64_t> ParseMemory(std::string_view option, const std::string& text) {
+  const auto bytes = ParseByteSize(text);
+  if (!bytes) return Fail(FaultCode::kRefused, "{} {}", option, bytes.error().text);
+  if (*bytes < kLeastSize) {
+    return Fail(FaultCode::kRefused, "{} '{}' is {} bytes: write {}G for as many GiB", option, text, *bytes, text);
+  }
+  return *bytes;
+}
+
+Result<double> ParseDisk(const std::string& text) {
+  if (text.empty()) return 0;
+  if (text == "nvme") return kNvmeGbs;
+  if (text == "sata") return kSataGbs;
+  double rate = 0;
+  const char* const end_of_text = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), end_of_text, rate);
+  const std::string_view unit(end, end_of_text);
+  if (error != std::errc() || (!unit.empty() && unit != "GB/s") || !(rate >= 0.001 && rate <= 1000)) {
+    return Fail(FaultCode::kRefused, "--disk '{}' is neither nvme, sata nor a number of GB/s", text);
+  }
+  return rate;
+}
+
+// Whether ggml's CPU backend will pack matrices for AMX here.
+bool HasAmx() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("amx-int8") != 0;
+#else
+  return false;
+#endif
+}
+
+// Reads 128 MiB with every core, for a quarter of a second and at least three times, and takes the best: GB/s.
+double MeasureReading() {
+  constexpr std::size_t kWords = (128ull << 20) / sizeof(std::uint64_t);
+  const std::vector<std::uint64_t> words(kWords, 1);
+  const std::size_t n_threads = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 64);
+  double best = 0;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(250);
+  for (int pass = 0; pass < 3 || std::chrono::steady_clock::now() < deadline; ++pass) {
+    std::vector<std::uint64_t> sums(n_threads);
+    const auto start = std::chrono::steady_clock::now();
+    {
+      std::vector<std::jthread> threads;
+      for (std::size_t t = 0; t < n_threads; ++t) {
+        threads.emplace_back([&, t] {
+          std::uint64_t sum = 0;
+          for (std::size_t i = kWords * t / n_threads; i < kWords * (t + 1) / n_threads; ++i) sum += words[i];
+          sums[t] = sum;
+        });
+      }
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::uint64_t sum = 0;
+    for (const std::uint64_t part : sums) sum += part;
+    if (sum == kWords) best = std::max(best, static_cast<double>(kWords * sizeof(std::uint64_t)) / 1e9 / seconds);
+  }
+  return best;
+}
+
+Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<std::string>& assumptions) {
+  const double rate = wish.vram_rate.value_or(kVramGbs);
+  const char* const rate_from = wish.vram_rate ? "--vram-rate" : "assumed, see --vram-rate";
+  if (wish.vram.size() == 1 && wish.vram[0] == "none") {
+    assumptions.emplace_back("no device: the CPU computes everything (--vram none)");
+    return {};
+  }
+  for (const std::string& text : wish.vram) {
+    ASSIGN_OR_RETURN(const std::uint64_t bytes, ParseMemory("--vram", text));
+    machine.devices.push_back({.name = std::format("device {}", machine.devices.size()),
+                               .memory_bytes = bytes,
+                               .read_gbs = rate,
+                               .tflops = kVramTflops});
+  }
+  if (wish.vram.empty()) {
+    for (const DeviceInfo& info : Device::List()) {
+      if (!info.is_gpu || info.free_bytes == 0) continue;
+      machine.devices.push_back(
+          {.name = info.name, .memory_bytes = info.free_bytes, .read_gbs = rate, .tflops = kVramTflops});
+    }
+    if (machine.devices.empty()) {
+      assumptions.emplace_back("no device: ggml finds no GPU here (see --vram)");
+      return {};
+    }
+  }
+  for (const FastDevice& device : machine.devices) {
+    assumptions.push_back(std::format("{}: {:.2f} GiB ({}), read at {:.0f} GB/s ({}), {:.0f} Tflop/s (assumed)",
+                                      device.name, Gib(device.memory_bytes), wish.vram.empty() ? "free now" : "--vram",
+                                      rate, rate_from, kVramTflops));
+  }
+  machine.link_gbs = kLinkGbs;
+  assumptions.push_back(std::format("from RAM to a device: {:.0f} GB/s (assumed)", kLinkGbs));
+  return {};
+}
+
+}  // namespace
+
+Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, const ModelSizes& sizes,
+                            std::vector<std::string>& assumptions) {
+  if (!wish.ram_rate) BoundOpenMpSpin();
+  Machine machine;
+  RETURN_IF_FAULT(ReadDevices(wish, machine, assumptions));
+  machine.ram_bytes = AvailableMemory();
+  if (!wish.ram.empty()) {
+    ASSIGN_OR_RETURN(machine.ram_bytes, ParseMemory("--ram", wish.ram));
+  }
+  ASSIGN_OR_RETURN(machine.disk_gbs, ParseDisk(wish.disk));
+  if (!wish.nodes.empty()) {
+    std::ifstream file(wish.nodes, std::ios::binary);
+    if (!file) return Fail(FaultCode::kLocal, "{}: cannot be read", wish.nodes);
+    const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    ASSIGN_OR_RETURN(machine.nodes, ParseNodes(text, wish.nodes));
+  }
+  if (!wish.swarm_url.empty()) {
+    ASSIGN_OR_RETURN(const StatusReply status, AskStatus(wish.swarm_url, wish.swarm_token));
+    machine.nodes = NodesOf(status, sizes, assumptions);
+    if (machine.nodes.empty()) return Fail(FaultCode::kGone, "{} has no node to plan with", wish.swarm_url);
+  }
+  machine.ram_gbs = wish.ram_rate ? *wish.ram_rate : MeasureReading();
+  const unsigned n_cores = std::max(1u, std::thread::hardware_concurrency());
+  machine.cpu_tflops = kCoreTflops * n_cores;
+  assumptions.push_back(std::format("RAM: {:.2f} GiB ({}), read at {:.1f} GB/s ({})", Gib(machine.ram_bytes),
+                                    wish.ram.empty() ? "available now" : "--ram", machine.ram_gbs,
+                                    wish.ram_rate ? "--ram-rate" : "measured now, a busy machine shows less"));
+  assumptions.push_back(
+      std::format("CPU: {} core{}, {:.2f} Tflop/s (assumed)", n_cores, n_cores == 1 ? "" : "s", machine.cpu_tflops));
+  if (wish.ram_rate) {
+    for (Node& node : machine.nodes) {
+      if (node.here && node.read_gbs == 0) node.read_gbs = *wish.ram_rate;
+    }
+  } else {
+    RETURN_IF_FAULT(CalibrateMachine(model, sizes, machine, assumptions));
+  }
+  machine.amx = HasAmx();
+  if (machine.amx)
+    assumptions.emplace_back(
+        "this processor has AMX: llama.cpp packs the CPU's matrices for it, which makes some larger");
+  assumptions.push_back(machine.disk_gbs > 0 ? std::format("disk: {} GB/s (--disk)", machine.disk_gbs)
+                                             : std::string("disk: experts may not stay on it (see --disk)"));
+  for (const Node& node : machine.nodes) {
+    if (!wish.swarm_url.empty()) break;  // said already
+    assumptions.push_back(std::format("{}: {:.2f} GiB, {:.4g} GB/s, {} ms, {}/{} Mbit/s, {} Tflop/s ({}{})", node.name,
+                                      Gib(node.memory_bytes), node.read_gbs, node.rtt_ms, node.up_mbits,
+                                      node.down_mbits, node.tflops, wish.nodes, node.here ? ", here" : ""));
+  }
+  assumptions.emplace_back("flash attention; layers' experts stay together; rows travel as f32; routing is uniform");
+  assumptions.push_back(std::format("kept free on each device: {:.2f} GiB", Gib(kDeviceReserveBytes)));
+  return machine;
+}
+
+}  // namespace linkcpp

@@ -1,0 +1,28 @@
+// The machine a plan is for, as the command line says it or as it is found here.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "gguf/model.h"
+#include "planner/machine.h"
+#include "planner/model_sizes.h"
+
+namespace linkcpp {
+
+struct MachineWish {
+  std::vector<std::string> vram;  // one size each; {"none"}: no device; empty: what is free now
+  std::optional<double> vram_rate, ram_rate;
+  std::string ram, disk;               // "": what is available now; no disk
+  std::string nodes;                   // path of nodes.json
+  std::string swarm_url, swarm_token;  // a running coordinator instead
+};
+
+// Everything assumed or measured is said in `assumptions`, one line each. kRefused: a size, rate or nodes file that can
+// not be used; kLocal, kGone: a file or coordinator that can not be read.
+Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, const ModelSizes& sizes,
+                            std::vector<std::string>& assumptions);
+
+}  // namespace linkcpp

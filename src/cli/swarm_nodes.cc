@@ -1,0 +1,83 @@
+#include "cli/swarm_nodes.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <format>
+
+#include "net/http_client.h"
+
+namespace linkcpp {
+namespace {
+
+constexpr double kUnknownReadGbs = 10, kUnknownRttMs = 1;
+constexpr std::uint64_t kEnoughDispatches = 20;
+
+double MeanSliceBytes(const ModelSizes& sizes) {
+  double bytes = 0, slices = 0;
+  for (const LayerSizes& layer : sizes.layers) {
+    bytes += static_cast<double>(layer.expert_bytes);
+    slices += layer.n_experts;
+  }
+  return slices > 0 ? bytes / slices : 0;
+}
+
+// From sending a dispatch to having its answer, over all backbones that have asked this node; 0: none has.
+double DispatchMs(const StatusReply& status, const std::string& node_id) {
+  double weighted = 0, dispatches = 0;
+  for (const BackboneStatus& backbone : status.backbones) {
+    for (const LinkReport& link : backbone.report.links) {
+      if (link.node_id != node_id || link.dispatches < kEnoughDispatches) continue;
+      weighted += link.rtt_us_mean / 1000 * static_cast<double>(link.dispatches);
+      dispatches += static_cast<double>(link.dispatches);
+    }
+  }
+  return dispatches > 0 ? weighted / dispatches : 0;
+}
+
+}  // namespace
+
+Result<StatusReply> AskStatus(const std::string& url, const std::string& token) {
+  if (token.empty()) return Fail(FaultCode::kLocal, "no token for {}: set LINKCPP_TOKEN or give --token-file", url);
+  ASSIGN_OR_RETURN(const HttpEndpoint endpoint, ParseEndpoint(url, token));
+  const auto reply = HttpClient::Create(endpoint)->Call("GET", "/api/status", "", std::chrono::seconds(10));
+  if (!reply) {
+    const bool away = reply.error().code == FaultCode::kGone;
+    return Fail(reply.error().code, "{}{}", reply.error().text, away ? "; is `linkcpp serve` running there?" : "");
+  }
+  if (reply->status != 200) {
+    return Fail(FaultCode::kGone, "{} answered {}: {}", endpoint.url, reply->status, ErrorMessage(reply->body));
+  }
+  return FromJson<StatusReply>(reply->body);
+}
+
+std::vector<Node> NodesOf(const StatusReply& status, const ModelSizes& sizes, std::vector<std::string>& assumptions) {
+  std::vector<Node> nodes;
+  for (const NodeStatus& said : status.nodes) {
+    if (!said.admitted || said.memory_bytes == 0) continue;
+    Node node{.name = said.name.empty() ? said.node_id : said.name,
+              .memory_bytes = said.memory_bytes,
+              .up_mbits = 1e6,
+              .down_mbits = 1e6};
+    // Pairs of one dispatch that share an expert read it once, so after long prompts this is more than memory does.
+    const bool has_speed = said.dispatches >= kEnoughDispatches && said.busy_us > 0;
+    const double busy_ms =
+        has_speed ? static_cast<double>(said.busy_us) / 1000 / static_cast<double>(said.dispatches) : 0;
+    node.read_gbs = has_speed ? static_cast<double>(said.pairs_computed) * MeanSliceBytes(sizes) /
+                                    (static_cast<double>(said.busy_us) * 1e3)
+                              : kUnknownReadGbs;
+    const double dispatch_ms = DispatchMs(status, said.node_id);
+    const bool has_rtt = dispatch_ms > 0;
+    node.rtt_ms = has_rtt ? std::max(0.0, dispatch_ms - busy_ms) : kUnknownRttMs;
+    node.read_gbs = std::clamp(node.read_gbs, 0.01, 100'000.0);
+    assumptions.push_back(std::format(
+        "{}: {:.2f} GiB, {:.1f} GB/s ({}), {:.2f} ms a round trip ({})", node.name,
+        static_cast<double>(node.memory_bytes) / static_cast<double>(1ull << 30), node.read_gbs,
+        has_speed ? std::format("measured over {} dispatches", said.dispatches) : "assumed: it has not computed yet",
+        node.rtt_ms, has_rtt ? "measured, with the rows' way" : "assumed: no backbone has asked it yet"));
+    nodes.push_back(std::move(node));
+  }
+  return nodes;
+}
+
+}  // namespace linkcpp

@@ -1,0 +1,21 @@
+// The nodes of a running swarm as the planner takes them: memory as they offer it, speed and round trip as they were
+// measured while the swarm computed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "planner/machine.h"
+#include "planner/model_sizes.h"
+#include "wire/control.h"
+
+namespace linkcpp {
+
+// GET /api/status of a coordinator. kLocal: not a URL; kGone, kRefused: no answer, or a token it does not take.
+Result<StatusReply> AskStatus(const std::string& url, const std::string& token);
+
+// Nodes that are admitted. `assumptions`: one line each, with what was measured and what could not be.
+std::vector<Node> NodesOf(const StatusReply& status, const ModelSizes& sizes, std::vector<std::string>& assumptions);
+
+}  // namespace linkcpp
