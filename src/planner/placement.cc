@@ -56,7 +56,7 @@ class Placer {
       Held& held = place_.devices[d];
       held.reserve = kDeviceReserveBytes;
       const bool last = d + 1 == machine_.devices.size();
-      held.compute = ComputeBytes(sizes_, options_, last, offload);
+      held.compute = GpuComputeBytes(sizes_, options_, last, offload);
       if (last) held.backbone = sizes_.output_bytes;
       for (; il < n_layers; ++il) {
         const LayerSizes& layer = sizes_.layers[il];
@@ -95,7 +95,7 @@ class Placer {
       ram.kv += KvBytes(sizes_, sizes_.layers[i], options_);
       ram.state += StateBytes(sizes_.layers[i], options_);
     }
-    ram.compute = cpu_runs_layers ? ComputeBytes(sizes_, options_, cpu_only, false) : HostBufferBytes(sizes_, options_);
+    ram.compute = cpu_runs_layers ? CpuComputeBytes(sizes_, options_, cpu_only) : HostBufferBytes(sizes_, options_);
     const std::uint64_t overdraft = ram.Total() > machine_.ram_bytes ? ram.Total() - machine_.ram_bytes : 0;
 
     std::vector<std::uint64_t> node_left;

@@ -83,10 +83,15 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
   add("-c", std::to_string(ContextCells(sizes, options)));
   add("-np", std::to_string(options.n_parallel));
   add("-ub", std::to_string(options.n_batch));
-  add("-ngl", std::to_string(placement.n_gpu_layers));
+  // llama.cpp counts prediction layers among the last ones, though it does not load them.
+  const std::uint32_t skipped = placement.n_gpu_layers > 0 ? sizes.n_skipped_layers : 0;
+  add("-ngl", std::to_string(placement.n_gpu_layers + skipped));
   if (placement.device_layers.size() > 1 && placement.n_gpu_layers > 0) {
     std::string split;
-    for (const std::uint32_t n : placement.device_layers) split += (split.empty() ? "" : ",") + std::to_string(n);
+    for (std::size_t d = 0; d < placement.device_layers.size(); ++d) {
+      const bool last = d + 1 == placement.device_layers.size();
+      split += (split.empty() ? "" : ",") + std::to_string(placement.device_layers[d] + (last ? skipped : 0));
+    }
     add("-ts", split);
   }
   // Without layers on a device the experts are on the CPU, or with the plug-in, anyway.
