@@ -43,7 +43,8 @@ Masks MaskBytes(const ModelSizes& sizes, const RunOptions& options) {
   Masks masks;
   for (const LayerSizes& layer : sizes.layers) {
     if (layer.k_elements == 0) continue;
-    (layer.sliding ? masks.sliding : masks.full) = (sizes.flash_attention ? 2 : 4) * LayerCells(sizes, layer, options) * options.n_batch;
+    (layer.sliding ? masks.sliding : masks.full) =
+        (sizes.flash_attention ? 2 : 4) * LayerCells(sizes, layer, options) * options.n_batch;
   }
   return masks;
 }
@@ -129,8 +130,8 @@ std::uint64_t LogitBytes(const ModelSizes& sizes, const RunOptions& options, con
   return logits > std::max(masks.full, masks.sliding) ? logits : 0;
 }
 
-// Rows a feed-forward needs at its peak, in elements a token. ggml's allocator puts the experts' results where gate and up were
-// if they fit there; else they come on top. The shared expert and a dense one run beside the results, or alone.
+// Rows a feed-forward needs at its peak, in elements a token. ggml's allocator puts the experts' results where gate and
+// up were if they fit there; else they come on top. The shared expert and a dense one run beside the results, or alone.
 std::uint64_t FeedForwardElements(const ModelSizes& sizes, const LayerSizes& layer) {
   const std::uint64_t inner = std::uint64_t{layer.n_ff_exp} * layer.n_used;
   const std::uint64_t results = layer.n_experts > 0 ? std::uint64_t{sizes.n_embd} * layer.n_used : 0;
@@ -162,8 +163,8 @@ std::uint64_t GatheredStates(const ModelSizes& sizes, const RunOptions& options)
   return most * 3 / 2 * (options.n_parallel - 1);
 }
 
-// `n` rows of activations live at once (input, residual, norms, views of them), one more where a shared expert needs the
-// input as well.
+// `n` rows of activations live at once (input, residual, norms, views of them), one more where a shared expert needs
+// the input as well.
 std::uint64_t LiveRows(const ModelSizes& sizes, const RunOptions& options, std::uint64_t n) {
   const bool shared = std::ranges::any_of(sizes.layers, [](const LayerSizes& layer) { return layer.n_ff_shared > 0; });
   return BatchBytes(options, (n + (shared ? 1 : 0)) * sizes.n_embd);
@@ -190,10 +191,12 @@ std::uint64_t CpuComputeBytes(const ModelSizes& sizes, const RunOptions& options
     largest = std::max({largest, last ? 0 : BatchBytes(options, FeedForwardElements(sizes, layer)),
                         AttentionBytes(sizes, layer, options)});
   }
-  return WithSmallInputs(masks.full + masks.sliding + LiveRows(sizes, options, kRows) + largest + GatheredStates(sizes, options));
+  return WithSmallInputs(masks.full + masks.sliding + LiveRows(sizes, options, kRows) + largest +
+                         GatheredStates(sizes, options));
 }
 
-std::uint64_t GpuComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output, bool copies_experts) {
+std::uint64_t GpuComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output,
+                              bool copies_experts) {
   // Fewer rows than on a CPU: the embeddings are looked up on the host. An expert tensor copied for a prompt comes on
   // top of gate and up's product, the results, and one row more.
   constexpr std::uint64_t kRows = 4;
@@ -201,10 +204,12 @@ std::uint64_t GpuComputeBytes(const ModelSizes& sizes, const RunOptions& options
   std::uint64_t largest = has_output ? LogitBytes(sizes, options, masks) : 0;
   for (const LayerSizes& layer : sizes.layers) {
     const std::uint64_t beside = (std::uint64_t{layer.n_ff_exp} + sizes.n_embd) * layer.n_used + sizes.n_embd;
-    largest = std::max({largest, BatchBytes(options, FeedForwardElements(sizes, layer)), AttentionBytes(sizes, layer, options),
+    largest = std::max({largest, BatchBytes(options, FeedForwardElements(sizes, layer)),
+                        AttentionBytes(sizes, layer, options),
                         copies_experts ? BatchBytes(options, beside) + layer.largest_expert_tensor_bytes : 0});
   }
-  return WithSmallInputs(masks.full + masks.sliding + LiveRows(sizes, options, kRows) + largest + GatheredStates(sizes, options));
+  return WithSmallInputs(masks.full + masks.sliding + LiveRows(sizes, options, kRows) + largest +
+                         GatheredStates(sizes, options));
 }
 
 std::uint64_t HostBufferBytes(const ModelSizes& sizes, const RunOptions& options) {

@@ -71,7 +71,15 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
     if (sizes.layers[i].expert_bytes == 0) continue;
     ++n_moe;
     const Tier tier = placement.layers[i].experts;
-    if (tier != Tier::kVram) outside.push_back(sizes.layers[i].layer);
+    if (tier != Tier::kVram && placement.layers[i].vram_bytes == 0) outside.push_back(sizes.layers[i].layer);
+    if (placement.layers[i].vram_bytes > 0) {
+      std::string parts;
+      for (const auto& part : sizes.layers[i].expert_parts) {
+        if (!std::ranges::contains(placement.layers[i].vram_parts, part.name))
+          parts += (parts.empty() ? "" : "|") + part.name;
+      }
+      wiring.overrides.push_back(std::format(R"(blk\.{}\.({})\.=CPU)", sizes.layers[i].layer, parts));
+    }
     if (tier == Tier::kSwarm) swarm.push_back(sizes.layers[i].layer);
     disk = disk || tier == Tier::kDisk;
   }
@@ -97,8 +105,8 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
   // Without layers on a device the experts are on the CPU, or with the plug-in, anyway.
   if (placement.n_gpu_layers > 0 && !outside.empty()) {
     wiring.overrides.push_back(Override(outside, outside.size() == n_moe, swarm.empty() ? "CPU" : "LinkCPP"));
-    for (const std::string& value : wiring.overrides) add("-ot", value);
   }
+  for (const std::string& value : wiring.overrides) add("-ot", value);
   add("-fa", "on");
   if (options.kv != KvType::kF16) {
     add("-ctk", KvTypeName(options.kv));
