@@ -24,7 +24,7 @@ struct PlanArguments {
   MachineWish machine;
   std::uint32_t parallel = 1, batch = 512;
   std::optional<std::uint32_t> gpu_layers;
-  bool force_nodes = false, json = false;
+  bool force_nodes = false, split_layers = false, json = false;
 };
 
 Result<std::uint32_t> ParseContext(const std::string& text) {
@@ -58,6 +58,7 @@ Result<void> RunPlan(const PlanArguments& arguments) {
   wish.run.n_parallel = arguments.parallel;
   wish.run.n_batch = arguments.batch;
   wish.run.max_gpu_layers = arguments.gpu_layers;
+  wish.run.split_layers = arguments.split_layers;
   const auto kv = KvTypeFromName(arguments.kv);
   if (!kv) return Fail(FaultCode::kRefused, "--kv '{}' is neither f16, q8_0 nor q4_0", arguments.kv);
   wish.run.kv = *kv;
@@ -71,6 +72,10 @@ Result<void> RunPlan(const PlanArguments& arguments) {
   if (wish.run.context == 0) assumptions.emplace_back("context: the model's own (see --ctx)");
   if (wish.run.context > sizes.context_length && sizes.context_length > 0) {
     assumptions.push_back(std::format("the model was made for a context of {} only", sizes.context_length));
+  }
+  if (sizes.compute_is_a_guess) {
+    assumptions.push_back(
+        std::format("the compute buffer of {} is not known: the figure is too small, leave room", sizes.architecture));
   }
   ASSIGN_OR_RETURN(const Machine machine, ReadMachine(machine_wish, model, sizes, assumptions));
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(sizes, machine, wish));
@@ -112,6 +117,8 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
   command->add_option("--gpu-layers", arguments->gpu_layers, "at most so many layers on devices");
   command->add_option("--nodes", arguments->machine.nodes,
                       "nodes.json: machines that would hold experts (docs/planner.md)");
+  command->add_flag("--split-layers", arguments->split_layers,
+                    "fill a device to the last: of one layer some expert tensors there, the others in RAM");
   command
       ->add_option("--swarm", arguments->machine.swarm_url,
                    "a running coordinator: plan with its nodes, as measured there (token: LINKCPP_TOKEN, --token-file)")

@@ -43,12 +43,11 @@ Masks MaskBytes(const ModelSizes& sizes, const RunOptions& options) {
   Masks masks;
   for (const LayerSizes& layer : sizes.layers) {
     if (layer.k_elements == 0) continue;
-    (layer.sliding ? masks.sliding : masks.full) = 2 * LayerCells(sizes, layer, options) * options.n_batch;
+    (layer.sliding ? masks.sliding : masks.full) =
+        (sizes.flash_attention ? 2 : 4) * LayerCells(sizes, layer, options) * options.n_batch;
   }
   return masks;
 }
-
-constexpr std::uint64_t kSmallInputs = 1ull << 20;  // positions, ids, padding between tensors
 
 }  // namespace
 
@@ -123,27 +122,100 @@ std::uint64_t KvBytesPerToken(const ModelSizes& sizes, KvType type) {
   return sum;
 }
 
-std::uint64_t ComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output, bool copies_experts) {
-  // Six rows of activations live at once (input, residual, norms, views of them), and the largest of what comes on top:
-  // a layer's gate, up and their product, with a copy of the largest tensor they come from; queries and attention's
-  // result; the logits. Logits that fit where a mask was take its place: attention is over by then.
-  const Masks masks = MaskBytes(sizes, options);
-  const std::uint64_t logits = has_output ? BatchBytes(options, sizes.n_vocab) : 0;
-  std::uint64_t largest = logits > std::max(masks.full, masks.sliding) ? logits : 0;
-  for (const LayerSizes& layer : sizes.layers) {
-    largest = std::max(largest, BatchBytes(options, 3ull * layer.n_ff_exp * layer.n_used) +
-                                    (copies_experts ? layer.largest_expert_tensor_bytes : 0));
-    if (layer.v_elements == 0 && layer.k_elements > 0) {  // MLA: every head has a latent of its own
-      largest = std::max(largest, BatchBytes(options, 2ull * sizes.n_head * layer.k_elements));
-    }
+namespace {
+
+// Logits that fit where a mask was take its place: attention is over by then.
+std::uint64_t LogitBytes(const ModelSizes& sizes, const RunOptions& options, const Masks& masks) {
+  const std::uint64_t logits = BatchBytes(options, sizes.n_vocab);
+  return logits > std::max(masks.full, masks.sliding) ? logits : 0;
+}
+
+// Rows a feed-forward needs at its peak, in elements a token. ggml's allocator puts the experts' results where gate and
+// up were if they fit there; else they come on top. The shared expert and a dense one run beside the results, or alone.
+std::uint64_t FeedForwardElements(const ModelSizes& sizes, const LayerSizes& layer) {
+  const std::uint64_t inner = std::uint64_t{layer.n_ff_exp} * layer.n_used;
+  const std::uint64_t results = layer.n_experts > 0 ? std::uint64_t{sizes.n_embd} * layer.n_used : 0;
+  return std::max({3 * inner + (results > 2 * inner ? results : 0), results + 3 * std::uint64_t{layer.n_ff_shared},
+                   3 * std::uint64_t{layer.n_ff_dense}});
+}
+
+// What attention needs at its peak beside masks and rows.
+std::uint64_t AttentionBytes(const ModelSizes& sizes, const LayerSizes& layer, const RunOptions& options) {
+  // A pooled indexer scores the cells of all sequences at once.
+  const std::uint64_t cells = layer.indexer_pools ? ContextCells(sizes, options) : LayerCells(sizes, layer, options);
+  const std::uint64_t pairs = cells * options.n_batch;
+  std::uint64_t bytes = 0;
+  if (layer.v_elements == 0) {  // MLA: the latent, and one for each head, in and out
+    bytes = BatchBytes(options, (2ull * sizes.n_head + 1) * layer.k_elements);
   }
-  return masks.full + masks.sliding + BatchBytes(options, 6ull * sizes.n_embd) + largest + kSmallInputs;
+  if (!sizes.flash_attention) bytes += 4 * sizes.n_head * pairs + BatchBytes(options, 3ull * sizes.n_embd);
+  if (layer.indexer_pair_bytes > 0) {
+    bytes = std::max(bytes, static_cast<std::uint64_t>((layer.indexer_pair_bytes - 2) * static_cast<double>(pairs)) +
+                                BatchBytes(options, sizes.indexer_row));
+  }
+  return bytes;
+}
+
+// The states of all sequences but one, gathered for a batch that has tokens of all; of one it fits beside the rest.
+std::uint64_t GatheredStates(const ModelSizes& sizes, const RunOptions& options) {
+  std::uint64_t most = 0;
+  for (const LayerSizes& layer : sizes.layers) most = std::max(most, layer.recurrent_bytes);
+  return most * 3 / 2 * (options.n_parallel - 1);
+}
+
+// `n` rows of activations live at once (input, residual, norms, views of them), one more where a shared expert needs
+// the input as well.
+std::uint64_t LiveRows(const ModelSizes& sizes, const RunOptions& options, std::uint64_t n) {
+  const bool shared = std::ranges::any_of(sizes.layers, [](const LayerSizes& layer) { return layer.n_ff_shared > 0; });
+  return BatchBytes(options, (n + (shared ? 1 : 0)) * sizes.n_embd);
+}
+
+std::uint64_t SaturatingMinus(std::uint64_t from, std::uint64_t what) {
+  return from > what ? from - what : 0;
+}
+
+// Positions, ids, padding between tensors.
+std::uint64_t WithSmallInputs(std::uint64_t bytes) {
+  return bytes + bytes / 1000 + (192ull << 10);
+}
+
+}  // namespace
+
+std::uint64_t CpuComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output) {
+  constexpr std::uint64_t kRows = 6;
+  const Masks masks = MaskBytes(sizes, options);
+  std::uint64_t largest = has_output ? LogitBytes(sizes, options, masks) : 0;
+  largest = SaturatingMinus(largest, LiveRows(sizes, options, 0));  // by then the shared expert is done
+  for (const LayerSizes& layer : sizes.layers) {
+    const bool last = &layer == &sizes.layers.back() && sizes.layers.size() > 1;  // it computes the outputs' rows only
+    largest = std::max({largest, last ? 0 : BatchBytes(options, FeedForwardElements(sizes, layer)),
+                        AttentionBytes(sizes, layer, options)});
+  }
+  return WithSmallInputs(masks.full + masks.sliding + LiveRows(sizes, options, kRows) + largest +
+                         GatheredStates(sizes, options));
+}
+
+std::uint64_t GpuComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output,
+                              bool copies_experts) {
+  // Fewer rows than on a CPU: the embeddings are looked up on the host. An expert tensor copied for a prompt comes on
+  // top of gate and up's product, the results, and one row more.
+  constexpr std::uint64_t kRows = 4;
+  const Masks masks = MaskBytes(sizes, options);
+  std::uint64_t largest = has_output ? LogitBytes(sizes, options, masks) : 0;
+  for (const LayerSizes& layer : sizes.layers) {
+    const std::uint64_t beside = (std::uint64_t{layer.n_ff_exp} + sizes.n_embd) * layer.n_used + sizes.n_embd;
+    largest = std::max({largest, BatchBytes(options, FeedForwardElements(sizes, layer)),
+                        AttentionBytes(sizes, layer, options),
+                        copies_experts ? BatchBytes(options, beside) + layer.largest_expert_tensor_bytes : 0});
+  }
+  return WithSmallInputs(masks.full + masks.sliding + LiveRows(sizes, options, kRows) + largest +
+                         GatheredStates(sizes, options));
 }
 
 std::uint64_t HostBufferBytes(const ModelSizes& sizes, const RunOptions& options) {
   const Masks masks = MaskBytes(sizes, options);
-  return masks.full + masks.sliding + BatchBytes(options, 2ull * sizes.n_embd) +
-         4ull * sizes.n_vocab * options.n_parallel;
+  // A batch's embeddings, once looked up and once more where tokens and given embeddings are put together.
+  return WithSmallInputs(masks.full + masks.sliding + BatchBytes(options, 4ull * sizes.n_embd));
 }
 
 }  // namespace linkcpp

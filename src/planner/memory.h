@@ -26,6 +26,7 @@ struct RunOptions {
   KvType kv = KvType::kF16;
   std::uint32_t n_batch = 512;                       // tokens computed at once, llama.cpp's -ub
   std::optional<std::uint32_t> max_gpu_layers = {};  // llama.cpp's -ngl; default: as many as fit
+  bool split_layers = false;  // may some of a layer's expert tensors be on a device and the others in RAM?
 };
 
 // How many cells one sequence gets: a share of the context, rounded up to 256.
@@ -41,9 +42,11 @@ std::uint64_t TotalStateBytes(const ModelSizes& sizes, const RunOptions& options
 // Bytes of cache one more token of context costs, over all layers that see everything.
 std::uint64_t KvBytesPerToken(const ModelSizes& sizes, KvType type);
 
-// The buffer a device that runs layers needs for a batch. `has_output`: it computes the logits too. `copies_experts`:
-// some of its layers' experts lie in plain RAM, and prompts copy them to it, a tensor at a time.
-std::uint64_t ComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output, bool copies_experts);
+// The buffer that whatever runs layers needs for a batch. `has_output`: it computes the logits too.
+std::uint64_t CpuComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output);
+// The same on a GPU. `copies_experts`: some of its layers' experts lie in plain RAM, and prompts copy them to it, a
+// tensor at a time.
+std::uint64_t GpuComputeBytes(const ModelSizes& sizes, const RunOptions& options, bool has_output, bool copies_experts);
 // The host's own buffers while a GPU computes: masks, ids, embeddings of a batch.
 std::uint64_t HostBufferBytes(const ModelSizes& sizes, const RunOptions& options);
 

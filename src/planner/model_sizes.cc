@@ -161,6 +161,12 @@ class Sizer {
         std::clamp<std::uint64_t>(Key("expert_used_count", 1, layer.layer), 1, layer.n_experts));
     for (const ExpertTensor& tensor : moe->tensors) {
       layer.largest_expert_tensor_bytes = std::max(layer.largest_expert_tensor_bytes, tensor.tensor->size_bytes);
+      const std::string& full = tensor.tensor->name;  // "blk.3.ffn_up_exps.weight"
+      const std::size_t begin = full.find('.', 4) + 1;
+      const std::string name = full.substr(begin, full.find('.', begin) - begin);
+      auto part = std::ranges::find(layer.expert_parts, name, &LayerSizes::ExpertPart::name);
+      if (part == layer.expert_parts.end()) part = layer.expert_parts.insert(part, {.name = name, .bytes = 0});
+      part->bytes += tensor.tensor->size_bytes;
       if (tensor.projection == Projection::kDown && tensor.kind == SlabKind::kWeight) {
         layer.n_ff_exp = static_cast<std::uint32_t>(tensor.tensor->ne[0]);
       }
@@ -213,11 +219,16 @@ class Sizer {
     if (layer.recurrent_bytes > 0)
       layer.n_steps += Find(il, "shortconv.conv.weight") != nullptr ? kConvolution : kDeltaNet;
     if (layer.n_experts == 0) layer.n_steps += kDense;
-    if (Find(il, "ffn_up_shexp.weight") != nullptr) layer.n_steps += kShared;
+    if (const TensorInfo* down = Find(il, "ffn_down.weight"))
+      layer.n_ff_dense = static_cast<std::uint32_t>(down->ne[0]);
+    if (const TensorInfo* shared = Find(il, "ffn_up_shexp.weight")) {
+      layer.n_steps += kShared;
+      layer.n_ff_shared = static_cast<std::uint32_t>(shared->ne[1]);
+    }
   }
 
   // Indexers, which choose what attention looks at, and compressed keys (one cell for `ratio` tokens).
-  void AddSideCaches(LayerSizes& layer) const {
+  void AddSideCaches(LayerSizes& layer) {
     const std::uint32_t il = layer.layer;
     const TensorInfo* index = Find(il, "indexer.attn_k.weight");
     if (index == nullptr) index = Find(il, "indexer.k_proj.weight");
@@ -230,8 +241,15 @@ class Sizer {
       const std::uint64_t v =
           Key("attention.indexer.block_size", 0) > 0 ? Key("attention.value_length", KeyLength(il), il) : 0;
       layer.side_caches.push_back({.k_elements = index->ne[1] * rows, .v_elements = v});
+      // Scores, their order, masks made from them: read off llama.cpp 0.7's buffers, the most of any architecture of
+      // the kind.
+      layer.indexer_pools = pooled;
+      layer.indexer_pair_bytes = pooled ? (gated ? 17 : 27) : v > 0 ? 18 : 22;
     }
+    sizes_.indexer_row =
+        static_cast<std::uint32_t>(Key("attention.indexer.head_count", 0) * Key("attention.indexer.key_length", 0));
     if (const TensorInfo* ape = Find(il, "attn_compressor_ape.weight")) {
+      sizes_.compute_is_a_guess = true;
       const auto ratio = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(ape->ne[1], 1, 1u << 20));
       const TensorInfo* key = Find(il, "attn_kv.weight");
       layer.side_caches.push_back({.k_elements = key != nullptr ? key->ne[1] : ape->ne[0], .tokens_per_cell = ratio});

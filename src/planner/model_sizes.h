@@ -28,7 +28,16 @@ struct LayerSizes {
   std::uint64_t expert_elements = 0;
   std::uint64_t slice_bytes = 0;  // one expert
   std::uint64_t largest_expert_tensor_bytes = 0;
+  // "ffn_gate_exps" and so on, with bias and scale: what can be placed by itself.
+  struct ExpertPart {
+    std::string name;
+    std::uint64_t bytes = 0;
+  };
+  std::vector<ExpertPart> expert_parts;
   std::uint32_t n_experts = 0, n_used = 0, n_ff_exp = 0;
+  std::uint32_t n_ff_shared = 0, n_ff_dense = 0;  // of the shared expert, of a dense feed-forward; 0: none
+  bool indexer_pools = false;
+  double indexer_pair_bytes = 0;  // that an indexer's scores take of the compute buffer for a token and a cell
   // Elements of K and V a cell of the cache holds for this layer. MLA keeps its latent in K and no V.
   std::uint64_t k_elements = 0, v_elements = 0;
   bool sliding = false;  // the cache holds the window only
@@ -43,9 +52,11 @@ struct ModelSizes {
   std::uint32_t n_embd = 0, n_vocab = 0, n_head = 0, context_length = 0, sliding_window = 0;
   std::uint32_t n_head_kv = 0, head_length = 0;  // the most of any layer
   bool qk_norms = false;
-  std::uint64_t head_gcd = 0;   // divides the lengths of all key and value heads; 0: no attention
-  bool flash_attention = true;  // llama.cpp runs this architecture with it
-  std::uint64_t n_weights = 0;  // elements of all tensors
+  std::uint32_t indexer_row = 0;    // elements of an indexer's queries for a token
+  bool compute_is_a_guess = false;  // what this architecture computes with is not derived, only a lower bound of it
+  std::uint64_t head_gcd = 0;       // divides the lengths of all key and value heads; 0: no attention
+  bool flash_attention = true;      // llama.cpp runs this architecture with it
+  std::uint64_t n_weights = 0;      // elements of all tensors
   std::uint64_t n_tensors = 0;
   std::uint64_t embedding_bytes = 0;   // token_embd: stays in RAM, rows are looked up there
   std::uint64_t output_bytes = 0;      // the last matrix (a copy of token_embd when tied) and its norm

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <optional>
 
 namespace linkcpp {
@@ -24,8 +25,14 @@ class Placer {
     bool on_devices = false;
     if (!machine_.devices.empty()) {
       // All layers on the devices with as many layers' experts as fit; else fewer layers and no experts.
-      for (std::size_t keep = moe_.size() + 1; keep-- > 0 && !on_devices;) on_devices = Try(most, keep);
-      for (std::uint32_t n = most; n-- > 1 && !on_devices;) on_devices = Try(n, 0);
+      for (std::size_t keep = moe_.size() + 1; keep-- > 0 && !on_devices;) {
+        on_devices = Try(most, keep);
+        if (on_devices && options_.split_layers) TakePartsFrom(keep);
+      }
+      for (std::uint32_t n = most; n-- > 1 && !on_devices;) {
+        on_devices = Try(n, 0);
+        if (on_devices && options_.split_layers) TakePartsFrom(0);
+      }
     }
     if (!on_devices) Try(0, 0);
     PlaceRest();
@@ -56,7 +63,7 @@ class Placer {
       Held& held = place_.devices[d];
       held.reserve = kDeviceReserveBytes;
       const bool last = d + 1 == machine_.devices.size();
-      held.compute = ComputeBytes(sizes_, options_, last, offload);
+      held.compute = GpuComputeBytes(sizes_, options_, last, offload);
       if (last) held.backbone = sizes_.output_bytes;
       for (; il < n_layers; ++il) {
         const LayerSizes& layer = sizes_.layers[il];
@@ -79,6 +86,31 @@ class Placer {
     return true;
   }
 
+  void TakePartsFrom(std::size_t first_left_out) {
+    for (std::size_t k = first_left_out; k < moe_.size(); ++k) TakeParts(moe_[k]);
+  }
+  // Of a layer whose experts did not fit: those tensors that do, the largest first.
+  void TakeParts(std::uint32_t il) {
+    LayerPlace& layer = place_.layers[il];
+    if (layer.device < 0) return;
+    const auto d = static_cast<std::size_t>(layer.device);
+    std::vector<LayerSizes::ExpertPart> parts = sizes_.layers[il].expert_parts;
+    std::ranges::stable_sort(parts, std::greater(), &LayerSizes::ExpertPart::bytes);
+    for (const LayerSizes::ExpertPart& part : parts) {
+      if (layer.vram_parts.size() + 1 == parts.size()) break;  // all of them would have been a whole layer
+      if (place_.devices[d].Total() + part.bytes > machine_.devices[d].memory_bytes) continue;
+      place_.devices[d].experts += part.bytes;
+      layer.vram_bytes += part.bytes;
+      layer.vram_parts.push_back(part.name);
+    }
+  }
+  void GiveBackParts(LayerPlace& layer) {
+    if (layer.vram_bytes == 0) return;
+    place_.devices[static_cast<std::size_t>(layer.device)].experts -= layer.vram_bytes;
+    layer.vram_bytes = 0;
+    layer.vram_parts.clear();
+  }
+
   // The host's share, then the experts that are left: RAM, swarm, disk.
   void PlaceRest() {
     Held& ram = place_.ram;
@@ -95,7 +127,7 @@ class Placer {
       ram.kv += KvBytes(sizes_, sizes_.layers[i], options_);
       ram.state += StateBytes(sizes_.layers[i], options_);
     }
-    ram.compute = cpu_runs_layers ? ComputeBytes(sizes_, options_, cpu_only, false) : HostBufferBytes(sizes_, options_);
+    ram.compute = cpu_runs_layers ? CpuComputeBytes(sizes_, options_, cpu_only) : HostBufferBytes(sizes_, options_);
     const std::uint64_t overdraft = ram.Total() > machine_.ram_bytes ? ram.Total() - machine_.ram_bytes : 0;
 
     std::vector<std::uint64_t> node_left;
@@ -109,13 +141,15 @@ class Placer {
       if (place_.layers[il].experts == Tier::kVram) continue;
       const LayerSizes& layer = sizes_.layers[il];
       if (tier == Tier::kRam) {
-        if (overdraft == 0 && ram.Total() + layer.expert_bytes <= machine_.ram_bytes) {
-          ram.experts += layer.expert_bytes;
+        const std::uint64_t rest = layer.expert_bytes - place_.layers[il].vram_bytes;
+        if (overdraft == 0 && ram.Total() + rest <= machine_.ram_bytes) {
+          ram.experts += rest;
           place_.layers[il].experts = Tier::kRam;
           continue;
         }
         tier = Tier::kSwarm;
       }
+      GiveBackParts(place_.layers[il]);  // nodes hold whole slices
       if (tier == Tier::kSwarm) {
         if (TakeSlices(node_left, layer)) {
           place_.swarm_bytes += layer.expert_bytes;
@@ -164,7 +198,9 @@ const char* TierName(Tier tier) {
 std::uint64_t Placement::ExpertBytes(const ModelSizes& sizes, Tier tier) const {
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    if (sizes.layers[i].expert_bytes > 0 && layers[i].experts == tier) sum += sizes.layers[i].expert_bytes;
+    if (tier == Tier::kVram) sum += layers[i].vram_bytes;
+    if (sizes.layers[i].expert_bytes > 0 && layers[i].experts == tier)
+      sum += sizes.layers[i].expert_bytes - layers[i].vram_bytes;
   }
   return sum;
 }

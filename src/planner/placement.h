@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "planner/machine.h"
@@ -18,8 +19,10 @@ enum class Tier : std::uint8_t { kVram, kRam, kSwarm, kDisk, kNowhere };
 const char* TierName(Tier tier);
 
 struct LayerPlace {
-  int device = -1;                // runs attention and holds KV; -1: the CPU
-  Tier experts = Tier::kNowhere;  // of a layer that has experts
+  int device = -1;                      // runs attention and holds KV; -1: the CPU
+  Tier experts = Tier::kNowhere;        // of a layer that has experts
+  std::vector<std::string> vram_parts;  // those of its expert tensors that are on the device all the same
+  std::uint64_t vram_bytes = 0;
 };
 
 // What is held where, in bytes.

@@ -111,5 +111,24 @@ TEST_F(Reference, ADeviceTooSmallForTheBackboneTakesTheLastLayers) {
   EXPECT_LE(place.devices[0].Total(), 4 * kGib);
 }
 
+TEST(Placement, SplittingALayerFillsTheDevice) {
+  const ModelSizes sizes = test::SizesOf("qwen3.5-122b");
+  Machine machine;
+  machine.devices = {{.name = "GPU", .memory_bytes = 64ull << 30, .read_gbs = 500, .tflops = 30}};
+  machine.ram_bytes = 64ull << 30;
+  RunOptions options{.context = 262'144};
+  const Placement whole = PlaceModel(sizes, machine, options, false);
+  options.split_layers = true;
+  const Placement split = PlaceModel(sizes, machine, options, false);
+  ASSERT_TRUE(whole.feasible && split.feasible);
+  EXPECT_EQ(whole.CountLayers(sizes, Tier::kRam), split.CountLayers(sizes, Tier::kRam));
+  const LayerPlace& layer = split.layers[38];
+  EXPECT_GT(layer.vram_bytes, 0u);
+  EXPECT_LT(layer.vram_bytes, sizes.layers[38].expert_bytes);
+  EXPECT_EQ(whole.ram.experts - split.ram.experts, layer.vram_bytes);
+  EXPECT_EQ(split.ExpertBytes(sizes, Tier::kRam) + split.ExpertBytes(sizes, Tier::kVram), sizes.ExpertBytes());
+  EXPECT_LE(split.devices[0].Total(), machine.devices[0].memory_bytes);
+}
+
 }  // namespace
 }  // namespace linkcpp

@@ -45,6 +45,9 @@ std::optional<ModelSizes> Requantised(const ModelSizes& sizes, std::string_view 
                          static_cast<double>(block->size_bytes) / static_cast<double>(layer.expert_bytes);
     layer.slice_bytes = static_cast<std::uint64_t>(std::ceil(static_cast<double>(layer.slice_bytes) * scale));
     layer.expert_bytes = layer.slice_bytes * layer.n_experts;
+    for (LayerSizes::ExpertPart& part : layer.expert_parts) {
+      part.bytes = static_cast<std::uint64_t>(std::ceil(static_cast<double>(part.bytes) * scale));
+    }
     layer.largest_expert_tensor_bytes =
         static_cast<std::uint64_t>(std::ceil(static_cast<double>(layer.largest_expert_tensor_bytes) * scale));
   }

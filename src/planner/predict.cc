@@ -185,7 +185,13 @@ class Predictor {
       const double used = static_cast<double>(layer.slice_bytes) * layer.n_used;
       switch (place_.layers[il].experts) {
         case Tier::kVram: sum.Add("VRAM", "bandwidth", Seconds(used, engine.gbs)); break;
-        case Tier::kRam: sum.Add("RAM", "bandwidth", Seconds(used, ExpertGbs())); break;
+        case Tier::kRam: {
+          const double part =
+              static_cast<double>(place_.layers[il].vram_bytes) / static_cast<double>(layer.expert_bytes);
+          sum.Add("VRAM", "bandwidth", part * Seconds(used, engine.gbs));
+          sum.Add("RAM", "bandwidth", (1 - part) * Seconds(used, ExpertGbs()));
+          break;
+        }
         case Tier::kDisk: sum.Add("disk", "bandwidth", Seconds(used, machine_.disk_gbs)); break;
         case Tier::kSwarm: AddSwarmDecode(sum, layer); break;
         case Tier::kNowhere: break;

@@ -132,6 +132,12 @@ std::string PlanText(const ModelSizes& sizes, const Machine& machine, const Plan
     page.Line("  experts of {} layer{} {}: {:.2f} GiB, layer{} {}", n, n == 1 ? "" : "s", TierPhrase(tier),
               Gib(place.ExpertBytes(sizes, tier)), n == 1 ? "" : "s", LayersIn(sizes, place, tier));
   }
+  for (std::size_t i = 0; i < place.layers.size(); ++i) {
+    std::string parts;
+    for (const std::string& part : place.layers[i].vram_parts) parts += (parts.empty() ? "" : ", ") + part;
+    if (!parts.empty())
+      page.Line("  of layer {} these are in VRAM: {} ({:.2f} GiB)", i, parts, Gib(place.layers[i].vram_bytes));
+  }
   if (!place.feasible) {
     page.Line("");
     page.Line("What would do, one change at a time");

@@ -71,7 +71,15 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
     if (sizes.layers[i].expert_bytes == 0) continue;
     ++n_moe;
     const Tier tier = placement.layers[i].experts;
-    if (tier != Tier::kVram) outside.push_back(sizes.layers[i].layer);
+    if (tier != Tier::kVram && placement.layers[i].vram_bytes == 0) outside.push_back(sizes.layers[i].layer);
+    if (placement.layers[i].vram_bytes > 0) {
+      std::string parts;
+      for (const auto& part : sizes.layers[i].expert_parts) {
+        if (!std::ranges::contains(placement.layers[i].vram_parts, part.name))
+          parts += (parts.empty() ? "" : "|") + part.name;
+      }
+      wiring.overrides.push_back(std::format(R"(blk\.{}\.({})\.=CPU)", sizes.layers[i].layer, parts));
+    }
     if (tier == Tier::kSwarm) swarm.push_back(sizes.layers[i].layer);
     disk = disk || tier == Tier::kDisk;
   }
@@ -83,17 +91,22 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
   add("-c", std::to_string(ContextCells(sizes, options)));
   add("-np", std::to_string(options.n_parallel));
   add("-ub", std::to_string(options.n_batch));
-  add("-ngl", std::to_string(placement.n_gpu_layers));
+  // llama.cpp counts prediction layers among the last ones, though it does not load them.
+  const std::uint32_t skipped = placement.n_gpu_layers > 0 ? sizes.n_skipped_layers : 0;
+  add("-ngl", std::to_string(placement.n_gpu_layers + skipped));
   if (placement.device_layers.size() > 1 && placement.n_gpu_layers > 0) {
     std::string split;
-    for (const std::uint32_t n : placement.device_layers) split += (split.empty() ? "" : ",") + std::to_string(n);
+    for (std::size_t d = 0; d < placement.device_layers.size(); ++d) {
+      const bool last = d + 1 == placement.device_layers.size();
+      split += (split.empty() ? "" : ",") + std::to_string(placement.device_layers[d] + (last ? skipped : 0));
+    }
     add("-ts", split);
   }
   // Without layers on a device the experts are on the CPU, or with the plug-in, anyway.
   if (placement.n_gpu_layers > 0 && !outside.empty()) {
     wiring.overrides.push_back(Override(outside, outside.size() == n_moe, swarm.empty() ? "CPU" : "LinkCPP"));
-    for (const std::string& value : wiring.overrides) add("-ot", value);
   }
+  for (const std::string& value : wiring.overrides) add("-ot", value);
   add("-fa", "on");
   if (options.kv != KvType::kF16) {
     add("-ctk", KvTypeName(options.kv));
