@@ -168,6 +168,8 @@ DeviceInfo Describe(ggml_backend_dev_t device) {
   const std::uint64_t available = info.is_gpu ? 0 : AvailableMemory();
   info.free_bytes = available != 0 ? available : free;
   info.total_bytes = total;
+  info.library = LibraryOf(ggml_backend_dev_backend_reg(device));
+  info.features = FeaturesOf(ggml_backend_dev_backend_reg(device));
   return info;
 }
 
