@@ -51,7 +51,6 @@ std::string RowsText(const CaseOptions& options) {
   return std::format("{} rows of {}", options.n_rows, options.rows_from);
 }
 
-// First passage: a dispatch a row, as when decoding.
 Passage ByRow(std::span<const SlotPair> pairs) {
   Passage passage;
   for (std::size_t i = 0; i < pairs.size(); ++i) {
@@ -62,8 +61,8 @@ Passage ByRow(std::span<const SlotPair> pairs) {
   return passage;
 }
 
-// Again: a random order in dispatches of random size. No slot gets as many as kManyRows in one of them: that side of
-// the line has bits of its own (expert_stack.h).
+// Dispatches of random size. No slot gets as many as kManyRows in one of them: that side of the line has bits of its
+// own (expert_stack.h).
 Passage Shuffled(std::span<const SlotPair> pairs, std::size_t n_slots, std::uint64_t seed) {
   Rng rng(seed);
   Passage passage;
@@ -137,8 +136,7 @@ Result<void> AddLayer(MatrixInput& input, MatrixGroup& group, TypeNames& types, 
                   .slots = {},
                   .rows = {},
                   .pairs = {},
-                  .first = {},
-                  .again = {}};
+                  .passages = {}};
   JudgedTask judged{.task = static_cast<std::uint32_t>(input.job.tasks.size()), .experts = {}, .sums = {}};
   for (const std::uint32_t expert : experts) {
     ASSIGN_OR_RETURN(ExpertBytes bytes, LoadExpertBytes(model, plan, expert));
@@ -154,8 +152,10 @@ Result<void> AddLayer(MatrixInput& input, MatrixGroup& group, TypeNames& types, 
       task.pairs.push_back({r, slot});
     }
   }
-  task.first = ByRow(task.pairs);
-  task.again = Shuffled(task.pairs, task.slots.size(), options.seed + layer);
+  task.passages[kByRow] = ByRow(task.pairs);
+  task.passages[kShuffled] = Shuffled(task.pairs, task.slots.size(), options.seed + layer);
+  task.passages[kOneBatch] = task.passages[kByRow];
+  task.passages[kOneBatch].sizes = {static_cast<std::uint32_t>(task.pairs.size())};
   types.Add(task.shape);
   input.job.tasks.push_back(std::move(task));
   group.tasks.push_back(std::move(judged));

@@ -245,10 +245,13 @@ Result<GroupReport> JudgeGroup(Judge& judge, const MatrixInput& input, std::size
     cell.backend = row.contender.id;
     cell.fault = FaultIn(group, *row.answer);
     if (!cell.fault.empty()) continue;
-    ASSIGN_OR_RETURN(cell.figures, judge.AgainstOracle(index, row.contender.kind, *row.answer));
-    cell.itself = judge.WithItself(index, *row.answer);
+    ASSIGN_OR_RETURN(cell.by_row, judge.AgainstOracle(index, row.contender.kind, *row.answer, kByRow));
+    ASSIGN_OR_RETURN(cell.shuffled, judge.AgainstOracle(index, row.contender.kind, *row.answer, kShuffled));
+    ASSIGN_OR_RETURN(cell.one_batch, judge.AgainstOracle(index, row.contender.kind, *row.answer, kOneBatch));
+    cell.inside = cell.by_row.inside && cell.shuffled.inside && cell.one_batch.inside;
+    cell.itself = judge.WithItself(index, *row.answer, kShuffled);
     whole.push_back(&row);
-    formats.push_back(cell.figures.row_format);
+    formats.push_back(cell.by_row.row_format);
   }
   for (std::size_t a = 0; a < whole.size(); ++a) {
     for (std::size_t b = a + 1; b < whole.size(); ++b) {
@@ -322,7 +325,7 @@ Result<MatrixReport> Run(const Options& options) {
   for (std::size_t g = 0; g < input.groups.size(); ++g) {
     ASSIGN_OR_RETURN(report.groups.emplace_back(), JudgeGroup(judge, input, g, rows));
     for (const OracleCell& cell : report.groups.back().oracle) {
-      if (cell.fault.empty() && !cell.figures.inside) report.inside = false;
+      if (cell.fault.empty() && !cell.inside) report.inside = false;
     }
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -23,56 +23,84 @@ std::span<const KernelModel> ModelsFor(KernelKind kind) {
   return KernelModels(kind == KernelKind::kGpu);
 }
 
-std::string FormatsOf(const ExpertShape& shape, const KernelModel& model, std::string_view before) {
-  std::set<std::string_view> names;
-  for (std::size_t from = 0; from < before.size();) {
-    const std::size_t to = std::min(before.find('+', from), before.size());
-    names.insert(before.substr(from, to - from));
-    from = to + 1;
-  }
+void AddFormats(const ExpertShape& shape, const KernelModel& model, std::set<std::string>& names) {
   for (const auto& projection : shape.projections) {
     if (!projection.has_value()) continue;
     const auto layout = LayoutOf(projection->type);
     if (model.rows.has_value()) {
-      names.insert(RowFormatName(*model.rows));
+      names.emplace(RowFormatName(*model.rows));
     } else if (layout.has_value()) {
-      names.insert(RowFormatName(layout->cpu_rows));
+      names.emplace(RowFormatName(layout->cpu_rows));
     }
   }
+}
+
+std::string Joined(const std::set<std::string>& names) {
   std::string text;
-  for (const std::string_view name : names) text += std::format("{}{}", text.empty() ? "" : "+", name);
+  for (const std::string& name : names) text += (text.empty() ? "" : "+") + name;
   return text;
 }
 
-// Sums over pairs of one answer against references under one model.
-struct Measured {
-  BoundCheck check;
-  OracleFigures figures;
+}  // namespace
 
+// Figures of one backend, dispatch after dispatch.
+class Judge::Tally {
+ public:
   void Add(const BoundedResult& reference, std::span<const float> y) {
+    BoundCheck check;
     check.Add(reference, y);
-    Comparison pair, explained;
-    pair.Add(std::span<const double>(reference.exact), y);
-    explained.Add(std::span<const double>(reference.exact), std::span<const double>(reference.replayed));
-    ++figures.pairs;
-    figures.worst_pair_cosine = std::min(figures.worst_pair_cosine, pair.Cosine());
-    figures.explained_worst_pair_cosine = std::min(figures.explained_worst_pair_cosine, explained.Cosine());
+    exact_.Add(check.exact());
+    replayed_.Add(check.replayed());
+    explained_.Add(check.explained());
+    ++figures_.pairs;
+    figures_.worst_pair_cosine = std::min(figures_.worst_pair_cosine, check.exact().Cosine());
+    figures_.explained_worst_pair_cosine = std::min(figures_.explained_worst_pair_cosine, check.explained().Cosine());
+    figures_.over_bound = std::max(figures_.over_bound, check.over_bound());
+    figures_.over_worst = std::max(figures_.over_worst, check.over_worst());
+    figures_.over_likely = std::max(figures_.over_likely, check.over_likely());
+    figures_.inside = figures_.inside && check.Holds();
   }
-  OracleFigures Finish(const KernelModel& model) {
-    figures.cosine = check.exact().Cosine();
-    figures.nmse = check.exact().Nmse();
-    figures.max_abs = check.exact().MaxAbs();
-    figures.explained_cosine = check.explained().Cosine();
-    figures.explained_nmse = check.explained().Nmse();
-    figures.replayed_nmse = check.replayed().Nmse();
-    figures.over_bound = check.over_bound();
-    figures.over_worst = check.over_worst();
-    figures.over_likely = check.over_likely();
-    figures.inside = check.Holds();
-    figures.kernel_model = model.name;
-    return figures;
+  void Add(const Tally& other) {
+    exact_.Add(other.exact_);
+    replayed_.Add(other.replayed_);
+    explained_.Add(other.explained_);
+    const OracleFigures& f = other.figures_;
+    figures_.pairs += f.pairs;
+    figures_.worst_pair_cosine = std::min(figures_.worst_pair_cosine, f.worst_pair_cosine);
+    figures_.explained_worst_pair_cosine =
+        std::min(figures_.explained_worst_pair_cosine, f.explained_worst_pair_cosine);
+    figures_.over_bound = std::max(figures_.over_bound, f.over_bound);
+    figures_.over_worst = std::max(figures_.over_worst, f.over_worst);
+    figures_.over_likely = std::max(figures_.over_likely, f.over_likely);
+    figures_.inside = figures_.inside && f.inside;
+    formats_.insert(other.formats_.begin(), other.formats_.end());
+    models_.insert(other.models_.begin(), other.models_.end());
   }
+  void Follows(const ExpertShape& shape, const KernelModel& model) {
+    AddFormats(shape, model, formats_);
+    models_.emplace(model.name);
+  }
+  bool inside() const { return figures_.inside; }
+  std::pair<bool, double> Rank() const { return {!figures_.inside, replayed_.Nmse()}; }  // smaller is better
+  OracleFigures Finish() {
+    figures_.cosine = exact_.Cosine();
+    figures_.nmse = exact_.Nmse();
+    figures_.max_abs = exact_.MaxAbs();
+    figures_.explained_cosine = explained_.Cosine();
+    figures_.explained_nmse = explained_.Nmse();
+    figures_.replayed_nmse = replayed_.Nmse();
+    figures_.kernel_models = Joined(models_);
+    figures_.row_format = Joined(formats_);
+    return figures_;
+  }
+
+ private:
+  OracleFigures figures_{.inside = true};
+  Comparison exact_, replayed_, explained_;
+  std::set<std::string> formats_, models_;
 };
+
+namespace {
 
 class Pairwise {
  public:
@@ -128,26 +156,36 @@ Result<const Judge::References*> Judge::ReferencesOf(const JudgedTask& judged, c
   return &(references_[key] = std::move(made));
 }
 
-Result<OracleFigures> Judge::AgainstOracle(std::size_t group, KernelKind kind, const MatrixAnswer& answer) {
-  std::optional<OracleFigures> best;
+// Models come narrowest first, so the first that holds is the answer and wider ones need not be worked out.
+Result<Judge::Tally> Judge::BestModel(const JudgedTask& judged, KernelKind kind,
+                                      std::span<const std::uint32_t> pairs, const std::vector<float>& values) {
+  const MatrixTask& task = job_.tasks[judged.task];
+  std::optional<Tally> best;
   for (const KernelModel& model : ModelsFor(kind)) {
-    Measured measured;
-    std::string formats;
-    for (const JudgedTask& judged : groups_[group].tasks) {
-      const MatrixTask& task = job_.tasks[judged.task];
-      ASSIGN_OR_RETURN(const References* references, ReferencesOf(judged, model));
-      for (std::size_t i = 0; i < task.pairs.size(); ++i) {
-        measured.Add((*references)[i], RowOf(answer.tasks[judged.task].first, i, task.n_out));
-      }
-      formats = FormatsOf(task.shape, model, formats);
-    }
-    OracleFigures figures = measured.Finish(model);
-    figures.row_format = formats;
-    const auto rank = [](const OracleFigures& f) { return std::pair(!f.inside, f.replayed_nmse); };
-    if (!best.has_value() || rank(figures) < rank(*best)) best = figures;
-    if (best->inside) break;  // models come narrowest first; the wider ones need not be worked out
+    ASSIGN_OR_RETURN(const References* references, ReferencesOf(judged, model));
+    Tally tally;
+    tally.Follows(task.shape, model);
+    for (const std::uint32_t pair : pairs) tally.Add((*references)[pair], RowOf(values, pair, task.n_out));
+    if (!best.has_value() || tally.Rank() < best->Rank()) best = std::move(tally);
+    if (best->inside()) break;
   }
-  return *best;
+  return *std::move(best);
+}
+
+Result<OracleFigures> Judge::AgainstOracle(std::size_t group, KernelKind kind, const MatrixAnswer& answer,
+                                           std::size_t passage) {
+  Tally all;
+  for (const JudgedTask& judged : groups_[group].tasks) {
+    const Passage& way = job_.tasks[judged.task].passages[passage];
+    std::size_t at = 0;
+    for (const std::uint32_t size : way.sizes) {
+      ASSIGN_OR_RETURN(const Tally dispatch, BestModel(judged, kind, std::span(way.order).subspan(at, size),
+                                                       answer.tasks[judged.task].values[passage]));
+      all.Add(dispatch);
+      at += size;
+    }
+  }
+  return all.Finish();
 }
 
 Result<double> Judge::Combined(const MatrixGroup& group, const MatrixAnswer& even, const MatrixAnswer& odd) {
@@ -162,7 +200,7 @@ Result<double> Judge::Combined(const MatrixGroup& group, const MatrixAnswer& eve
       for (; at < judged.sums.size() && judged.sums[at].row == row; ++at) {
         const WeightedPair& part = judged.sums[at];
         const MatrixAnswer& holder = task.pairs[part.pair].slot % 2 == 0 ? even : odd;
-        const auto y = RowOf(holder.tasks[judged.task].first, part.pair, task.n_out);
+        const auto y = RowOf(holder.tasks[judged.task].values[kByRow], part.pair, task.n_out);
         for (std::size_t i = 0; i < whole.size(); ++i) {
           whole[i] += part.weight * (*exact)[part.pair].exact[i];
           combined[i] += part.weight * y[i];
@@ -179,7 +217,7 @@ Result<PairFigures> Judge::Between(std::size_t group, const MatrixAnswer& a, con
   for (const JudgedTask& judged : groups_[group].tasks) {
     const MatrixTask& task = job_.tasks[judged.task];
     for (std::size_t i = 0; i < task.pairs.size(); ++i) {
-      sums.Add(RowOf(a.tasks[judged.task].first, i, task.n_out), RowOf(b.tasks[judged.task].first, i, task.n_out));
+      sums.Add(RowOf(a.tasks[judged.task].values[kByRow], i, task.n_out), RowOf(b.tasks[judged.task].values[kByRow], i, task.n_out));
     }
   }
   PairFigures figures = sums.Finish();
@@ -189,13 +227,13 @@ Result<PairFigures> Judge::Between(std::size_t group, const MatrixAnswer& a, con
   return figures;
 }
 
-PairFigures Judge::WithItself(std::size_t group, const MatrixAnswer& answer) const {
+PairFigures Judge::WithItself(std::size_t group, const MatrixAnswer& answer, std::size_t passage) const {
   Pairwise sums;
   for (const JudgedTask& judged : groups_[group].tasks) {
     const MatrixTask& task = job_.tasks[judged.task];
     const TaskAnswer& own = answer.tasks[judged.task];
-    for (std::size_t i = 0; i < task.again.order.size(); ++i) {
-      sums.Add(RowOf(own.first, task.again.order[i], task.n_out), RowOf(own.again, i, task.n_out));
+    for (std::size_t i = 0; i < task.pairs.size(); ++i) {
+      sums.Add(RowOf(own.values[kByRow], i, task.n_out), RowOf(own.values[passage], i, task.n_out));
     }
   }
   return sums.Finish();

@@ -52,11 +52,11 @@ struct OracleFigures {
   double over_worst = 0;
   double over_likely = 0;
   bool inside = false;
-  std::string kernel_model;  // of those a right kernel may follow, the one that explains it best
-  std::string row_format;    // "Q8_K", "F32": what it turns rows into; several with "+"
+  std::string kernel_models;  // of those a right kernel may follow, the one that explains each dispatch best
+  std::string row_format;     // "Q8_K", "F32": what it turns rows into; several with "+"
 };
 
-// One backend against another, or against itself in another order and other batches.
+// One backend against another, or one passage of a backend against another of its own.
 struct PairFigures {
   std::uint64_t pairs = 0;
   std::uint64_t identical_pairs = 0;
@@ -76,14 +76,19 @@ class Judge {
   // Both must outlive the judge. n_threads >= 1.
   Judge(const MatrixJob& job, std::span<const MatrixGroup> groups, int n_threads);
 
-  // kRefused: as BoundExpert. The answer has all tasks of the group (no faults).
-  Result<OracleFigures> AgainstOracle(std::size_t group, KernelKind kind, const MatrixAnswer& answer);
+  // A dispatch follows one of the models of the kind: a GPU chooses among its kernels by size. kRefused: as BoundExpert. The answer has all tasks of the group (no faults). Between compares what is computed by
+  // row; WithItself that with another passage.
+  Result<OracleFigures> AgainstOracle(std::size_t group, KernelKind kind, const MatrixAnswer& answer,
+                                      std::size_t passage);
   Result<PairFigures> Between(std::size_t group, const MatrixAnswer& a, const MatrixAnswer& b);
-  PairFigures WithItself(std::size_t group, const MatrixAnswer& answer) const;
+  PairFigures WithItself(std::size_t group, const MatrixAnswer& answer, std::size_t passage) const;
 
  private:
   using References = std::vector<BoundedResult>;  // by pair
   Result<const References*> ReferencesOf(const JudgedTask& task, const KernelModel& model);
+  class Tally;
+  Result<Tally> BestModel(const JudgedTask& task, KernelKind kind, std::span<const std::uint32_t> pairs,
+                          const std::vector<float>& values);
   Result<double> Combined(const MatrixGroup& group, const MatrixAnswer& even, const MatrixAnswer& odd);
 
   const MatrixJob& job_;

@@ -136,10 +136,12 @@ bool PassageFits(const Passage& passage, std::size_t n_pairs) {
     if (size == 0) return false;
     sum += size;
   }
+  std::vector<bool> seen(n_pairs);
   for (const std::uint32_t pair : passage.order) {
-    if (pair >= n_pairs) return false;
+    if (pair >= n_pairs || seen[pair]) return false;
+    seen[pair] = true;
   }
-  return sum == passage.order.size();
+  return sum == n_pairs && passage.order.size() == n_pairs;
 }
 
 }  // namespace
@@ -172,8 +174,7 @@ Result<void> WriteJob(const MatrixJob& job, const std::string& path) {
       out.U32(pair.row);
       out.U32(pair.slot);
     }
-    WritePassage(out, task.first);
-    WritePassage(out, task.again);
+    for (const Passage& passage : task.passages) WritePassage(out, passage);
   }
   return out.Finish();
 }
@@ -211,17 +212,15 @@ Result<MatrixJob> ReadJob(const std::string& path) {
       const std::uint32_t row = in.U32();
       task.pairs.push_back({row, in.U32()});
     }
-    task.first = ReadPassage(in);
-    task.again = ReadPassage(in);
+    for (Passage& passage : task.passages) passage = ReadPassage(in);
     if (task.n_in == 0 || task.n_out == 0 || task.rows.size() % task.n_in != 0) {
       return in.Malformed("rows do not fit their length");
     }
     for (const SlotPair& pair : task.pairs) {
       if (pair.row >= task.n_rows() || pair.slot >= task.slots.size()) return in.Malformed("a pair out of range");
     }
-    if (!PassageFits(task.first, task.pairs.size()) || !PassageFits(task.again, task.pairs.size()) ||
-        task.first.order.size() != task.pairs.size()) {
-      return in.Malformed("dispatches do not fit the pairs");
+    for (const Passage& passage : task.passages) {
+      if (!PassageFits(passage, task.pairs.size())) return in.Malformed("dispatches do not fit the pairs");
     }
   }
   if (!in.whole()) return in.Malformed("cut short, or bytes left over");
@@ -237,8 +236,7 @@ Result<void> WriteAnswer(const MatrixAnswer& answer, const std::string& path) {
   out.U32(answer.tasks.size());
   for (const TaskAnswer& task : answer.tasks) {
     out.Text(task.fault);
-    out.Array(task.first);
-    out.Array(task.again);
+    for (const auto& values : task.values) out.Array(values);
     out.Number(task.seconds);
   }
   return out.Finish();
@@ -254,12 +252,12 @@ Result<MatrixAnswer> ReadAnswer(const MatrixJob& job, const std::string& path) {
   for (const MatrixTask& asked : job.tasks) {
     TaskAnswer& task = answer.tasks.emplace_back();
     task.fault = in.Text();
-    task.first = in.Array<float>();
-    task.again = in.Array<float>();
+    for (auto& values : task.values) values = in.Array<float>();
     task.seconds = in.Number<double>();
-    if (task.fault.empty() && (task.first.size() != asked.pairs.size() * asked.n_out ||
-                               task.again.size() != asked.again.order.size() * asked.n_out)) {
-      return in.Malformed("not as many numbers as asked for");
+    for (const auto& values : task.values) {
+      if (task.fault.empty() && values.size() != asked.pairs.size() * asked.n_out) {
+        return in.Malformed("not as many numbers as asked for");
+      }
     }
   }
   if (!in.whole()) return in.Malformed("cut short, or bytes left over");

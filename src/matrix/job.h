@@ -5,6 +5,7 @@
 // written in another language or built for another CPU reads the same bytes. Format: docs/matrix.md, "The job file".
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,11 +19,18 @@ namespace linkcpp {
 // The slabs of one expert, owned: [projection][weight, bias, scale].
 using SlabBytes = std::array<std::array<std::vector<std::byte>, 3>, kProjections>;
 
-// In which order and company pairs are computed: `order` indexes the task's pairs, `sizes` cuts it into dispatches.
+// In which order and company pairs are computed: `order` has every pair of the task once, `sizes` cuts it into
+// dispatches.
 struct Passage {
   std::vector<std::uint32_t> order;
   std::vector<std::uint32_t> sizes;
 };
+
+// The ways in which every pair is computed, as indices of MatrixTask::passages.
+inline constexpr std::size_t kByRow = 0;     // a dispatch a row, as when decoding
+inline constexpr std::size_t kShuffled = 1;  // in random order and company, an expert fewer than kManyRows times
+inline constexpr std::size_t kOneBatch = 2;  // all at once, as when a prompt is read
+inline constexpr std::size_t kPassages = 3;
 
 // Experts of one shape and the pairs to run through them.
 struct MatrixTask {
@@ -33,8 +41,7 @@ struct MatrixTask {
   std::vector<SlabBytes> slots;
   std::vector<float> rows;  // [n_rows, n_in]
   std::vector<SlotPair> pairs;
-  Passage first;  // every pair once
-  Passage again;  // some pairs once more, in another order and other dispatches
+  std::array<Passage, kPassages> passages;
 
   std::size_t n_rows() const { return n_in == 0 ? 0 : rows.size() / n_in; }
 };
@@ -44,10 +51,9 @@ struct MatrixJob {
 };
 
 struct TaskAnswer {
-  std::string fault;         // not empty: this task could not be computed, and why
-  std::vector<float> first;  // [pairs, n_out], in the order of the task's pairs
-  std::vector<float> again;  // [again.order.size(), n_out], in that order
-  double seconds = 0;        // computing, without loading
+  std::string fault;                                // not empty: this task could not be computed, and why
+  std::array<std::vector<float>, kPassages> values;  // [pairs, n_out] each, in the order of the task's pairs
+  double seconds = 0;                               // computing by row, without loading
 };
 
 struct MatrixAnswer {

@@ -12,9 +12,10 @@ ExpertSlabs Borrow(const SlabBytes& slot) {
   return slabs;
 }
 
-// One passage over the pairs: y[i] answers pairs[order[i]]. A dispatch carries each of its rows once, as a host's does.
+// One passage over the pairs: y[i] answers pairs[i]. A dispatch carries each of its rows once, as a host's does.
 Result<std::vector<float>> Run(const MatrixTask& task, const Passage& passage, ExpertStack& stack) {
-  std::vector<float> y(passage.order.size() * task.n_out);
+  std::vector<float> y(task.pairs.size() * task.n_out);
+  std::vector<float> part;
   std::size_t at = 0;
   for (const std::uint32_t size : passage.sizes) {
     std::vector<SlotPair> pairs;
@@ -29,9 +30,12 @@ Result<std::vector<float>> Run(const MatrixTask& task, const Passage& passage, E
       }
       pairs.push_back({found->second, pair.slot});
     }
-    const auto out = std::span(y).subspan(at * task.n_out, std::size_t{size} * task.n_out);
-    RETURN_IF_FAULT(stack.Run(task.recipe, x, static_cast<std::uint32_t>(place.size()), pairs, out));
-    at += size;
+    part.resize(std::size_t{size} * task.n_out);
+    RETURN_IF_FAULT(stack.Run(task.recipe, x, static_cast<std::uint32_t>(place.size()), pairs, part));
+    for (std::size_t i = 0; i < size; ++i, ++at) {
+      std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(i * task.n_out), task.n_out,
+                  y.begin() + static_cast<std::ptrdiff_t>(std::size_t{passage.order[at]} * task.n_out));
+    }
   }
   return y;
 }
@@ -48,15 +52,13 @@ Result<TaskAnswer> RunTask(const MatrixTask& task, Device& device) {
     RETURN_IF_FAULT(stack->Load(static_cast<std::uint32_t>(slot), Borrow(task.slots[slot])));
   }
   TaskAnswer answer;
-  const auto start = std::chrono::steady_clock::now();
-  ASSIGN_OR_RETURN(const std::vector<float> ordered, Run(task, task.first, *stack));
-  answer.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  answer.first.resize(ordered.size());
-  for (std::size_t i = 0; i < task.first.order.size(); ++i) {
-    std::copy_n(ordered.begin() + static_cast<std::ptrdiff_t>(i * task.n_out), task.n_out,
-                answer.first.begin() + static_cast<std::ptrdiff_t>(std::size_t{task.first.order[i]} * task.n_out));
+  for (std::size_t p = 0; p < kPassages; ++p) {
+    const auto start = std::chrono::steady_clock::now();
+    ASSIGN_OR_RETURN(answer.values[p], Run(task, task.passages[p], *stack));
+    if (p == kByRow) {
+      answer.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
   }
-  ASSIGN_OR_RETURN(answer.again, Run(task, task.again, *stack));
   return answer;
 }
 
@@ -69,7 +71,7 @@ MatrixAnswer RunJob(const MatrixJob& job, Device& device) {
                       .tasks = {}};
   for (const MatrixTask& task : job.tasks) {
     auto done = RunTask(task, device);
-    answer.tasks.push_back(done ? std::move(*done) : TaskAnswer{.fault = done.error().text});
+    answer.tasks.push_back(done ? std::move(*done) : TaskAnswer{.fault = done.error().text, .values = {}});
   }
   return answer;
 }

@@ -110,8 +110,8 @@ std::string MatrixSvg(const MatrixReport& report) {
       body += Text(kMargin, y + kCellHeight / 2 + 3, "", std::format("{}  {}", row + 1, NameOf(report, own.backend)));
       body += Draw({.known = own.fault.empty(),
                     .same_bits = false,
-                    .outside = own.fault.empty() && !own.figures.inside,
-                    .cosine = own.figures.cosine},
+                    .outside = own.fault.empty() && !own.inside,
+                    .cosine = own.by_row.cosine},
                    left, y);
       for (int column = 0; column < n; ++column) {
         body += Draw(Between(group, static_cast<std::size_t>(row), static_cast<std::size_t>(column)),

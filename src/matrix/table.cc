@@ -34,21 +34,31 @@ std::string Cell(const GroupReport& group, std::size_t row, std::size_t column) 
   return row <= column ? std::format("{:.7f}", figures->cosine) : std::format("{:.1e}", figures->max_abs);
 }
 
+void AddFigures(std::string_view name, const OracleFigures& f, std::string& text) {
+  text += std::format("  {:<28} {:<9} {:>9.7f} {:>10.7f} {:>9.2e} {:>9.2e} {:>10.7f} {:>7.3f} {:>7.3f}  {}\n", name,
+                      f.row_format, f.cosine, f.worst_pair_cosine, f.nmse, f.max_abs, f.explained_worst_pair_cosine,
+                      f.over_bound, f.over_likely, f.inside ? "inside" : "OUTSIDE");
+}
+
+bool DiffersFrom(const OracleFigures& by_row, const OracleFigures& other) {
+  return other.row_format != by_row.row_format || !other.inside;
+}
+
 void AddGroup(const MatrixReport& report, const GroupReport& group, std::string& text) {
   text += std::format("\n{}: {}; {}, {} pairs\n", group.name, group.types, group.rows, group.pairs);
   text += std::format("  {:<28} {:<9} {:>9} {:>10} {:>9} {:>9} {:>10} {:>7} {:>7}\n", "against the oracle", "rows",
                       "cosine", "worst pair", "NMSE", "max|Δ|", "rows alone", "/bound", "/likely");
   std::size_t number = 0;
   for (const OracleCell& cell : group.oracle) {
-    const OracleFigures& f = cell.figures;
     const std::string name = std::format("{} {}", ++number, NameOf(report, cell.backend));
     if (!cell.fault.empty()) {
       text += std::format("  {:<28} refused: {}\n", name, cell.fault);
       continue;
     }
-    text += std::format("  {:<28} {:<9} {:>9.7f} {:>10.7f} {:>9.2e} {:>9.2e} {:>10.7f} {:>7.3f} {:>7.3f}  {}\n", name,
-                        f.row_format, f.cosine, f.worst_pair_cosine, f.nmse, f.max_abs, f.explained_worst_pair_cosine,
-                        f.over_bound, f.over_likely, f.inside ? "inside" : "OUTSIDE");
+    AddFigures(name, cell.by_row, text);
+    // GPUs have other kernels for other sizes; what a CPU does differently then is far below what is shown here.
+    if (DiffersFrom(cell.by_row, cell.shuffled)) AddFigures("    in random dispatches", cell.shuffled, text);
+    if (DiffersFrom(cell.by_row, cell.one_batch)) AddFigures("    in one batch", cell.one_batch, text);
   }
   text +=
       "  each against each other: cosine above, max|Δ| below; = the same bits; diagonal: other order and batches\n   ";
