@@ -349,6 +349,18 @@ Result<void> List(const Options& options) {
   return {};
 }
 
+// "" when the backend ran and computed every group.
+std::string WhatIsMissing(const MatrixReport& report, const std::string& id) {
+  const auto found = std::ranges::find(report.backends, id, &BackendReport::id);
+  if (found == report.backends.end()) return "was not among --backends";
+  if (found->state != "ran") return "did not run: " + found->reason;
+  for (const GroupReport& group : report.groups) {
+    const auto cell = std::ranges::find(group.oracle, id, &OracleCell::backend);
+    if (!cell->fault.empty()) return std::format("refused {}: {}", group.name, cell->fault);
+  }
+  return "";
+}
+
 void Act(const Options& options, CommandContext& context) {
   if (options.list) {
     if (const auto listed = List(options); !listed.has_value()) ReportFault(context, listed.error(), options.json);
@@ -368,12 +380,10 @@ void Act(const Options& options, CommandContext& context) {
   }
   if (!report->inside) context.status = 1;
   for (const std::string& name : options.require) {
-    const auto found = std::ranges::find(report->backends, name, &BackendReport::id);
-    if (found == report->backends.end() || found->state != "ran") {
-      std::println(stderr, "linkcpp: backend {} is required and did not run{}", name,
-                   found == report->backends.end() ? "" : ": " + found->reason);
-      context.status = 1;
-    }
+    const std::string missing = WhatIsMissing(*report, name);
+    if (missing.empty()) continue;
+    std::println(stderr, "linkcpp: backend {} is required and {}", name, missing);
+    context.status = 1;
   }
 }
 
@@ -387,7 +397,8 @@ void AddMatrixCommand(CLI::App& app, CommandContext& context) {
       "Without -m: assets/austen-moe-q4km.gguf with rows of real decoding, and layers of the 122B's shape, made up.\n"
       "/bound, /likely: largest |Δ| as a share of its derived bound; rows alone: what turning rows into the kernel's\n"
       "format costs the worst pair (docs/matrix.md). Backends that are not to be had are listed with the reason.\n"
-      "Exit status 0: every backend that ran is inside its bounds; 1: one is not, broke, or is required and missing.\n"
+      "Exit status 0: every backend that ran is inside its bounds; 1: one is not, broke, or is required and did not "
+      "run.\n"
       "Examples: linkcpp matrix --svg matrix.svg\n"
       "          linkcpp matrix -m model.gguf --layer 3 --experts 0:4 --rows 16 --backends avx2,vulkan0");
   command->add_option("-m,--model", options->models, "model files (GGUF)");

@@ -156,9 +156,10 @@ Result<const Judge::References*> Judge::ReferencesOf(const JudgedTask& judged, c
   return &(references_[key] = std::move(made));
 }
 
-// Models come narrowest first, so the first that holds is the answer and wider ones need not be worked out.
-Result<Judge::Tally> Judge::BestModel(const JudgedTask& judged, KernelKind kind,
-                                      std::span<const std::uint32_t> pairs, const std::vector<float>& values) {
+// The first model is the narrowest; when it holds the others need not be worked out. Else the one that leaves least
+// unexplained, of those that hold.
+Result<Judge::Tally> Judge::BestModel(const JudgedTask& judged, KernelKind kind, std::span<const std::uint32_t> pairs,
+                                      const std::vector<float>& values) {
   const MatrixTask& task = job_.tasks[judged.task];
   std::optional<Tally> best;
   for (const KernelModel& model : ModelsFor(kind)) {
@@ -167,7 +168,7 @@ Result<Judge::Tally> Judge::BestModel(const JudgedTask& judged, KernelKind kind,
     tally.Follows(task.shape, model);
     for (const std::uint32_t pair : pairs) tally.Add((*references)[pair], RowOf(values, pair, task.n_out));
     if (!best.has_value() || tally.Rank() < best->Rank()) best = std::move(tally);
-    if (best->inside()) break;
+    if (&model == &ModelsFor(kind)[0] && best->inside()) break;
   }
   return *std::move(best);
 }
@@ -217,7 +218,8 @@ Result<PairFigures> Judge::Between(std::size_t group, const MatrixAnswer& a, con
   for (const JudgedTask& judged : groups_[group].tasks) {
     const MatrixTask& task = job_.tasks[judged.task];
     for (std::size_t i = 0; i < task.pairs.size(); ++i) {
-      sums.Add(RowOf(a.tasks[judged.task].values[kByRow], i, task.n_out), RowOf(b.tasks[judged.task].values[kByRow], i, task.n_out));
+      sums.Add(RowOf(a.tasks[judged.task].values[kByRow], i, task.n_out),
+               RowOf(b.tasks[judged.task].values[kByRow], i, task.n_out));
     }
   }
   PairFigures figures = sums.Finish();

@@ -76,8 +76,9 @@ class Judge {
   // Both must outlive the judge. n_threads >= 1.
   Judge(const MatrixJob& job, std::span<const MatrixGroup> groups, int n_threads);
 
-  // A dispatch follows one of the models of the kind: a GPU chooses among its kernels by size. kRefused: as BoundExpert. The answer has all tasks of the group (no faults). Between compares what is computed by
-  // row; WithItself that with another passage.
+  // A dispatch follows one of the models of the kind: a GPU chooses among its kernels by size. kRefused: as
+  // BoundExpert. The answer has all tasks of the group (no faults). Between compares what is computed by row;
+  // WithItself that with another passage.
   Result<OracleFigures> AgainstOracle(std::size_t group, KernelKind kind, const MatrixAnswer& answer,
                                       std::size_t passage);
   Result<PairFigures> Between(std::size_t group, const MatrixAnswer& a, const MatrixAnswer& b);

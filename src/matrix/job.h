@@ -51,9 +51,9 @@ struct MatrixJob {
 };
 
 struct TaskAnswer {
-  std::string fault;                                // not empty: this task could not be computed, and why
+  std::string fault;                                 // not empty: this task could not be computed, and why
   std::array<std::vector<float>, kPassages> values;  // [pairs, n_out] each, in the order of the task's pairs
-  double seconds = 0;                               // computing by row, without loading
+  double seconds = 0;                                // computing by row, without loading
 };
 
 struct MatrixAnswer {

@@ -19,9 +19,9 @@ struct BackendReport {
 
 struct OracleCell {
   std::string backend;
-  std::string fault;   // not empty: it refused this group, and why; then the figures mean nothing
-  bool inside = false;  // its bounds, in every passage
-  OracleFigures by_row;               // the passages of job.h
+  std::string fault;     // not empty: it refused this group, and why; then the figures mean nothing
+  bool inside = false;   // its bounds, in every passage
+  OracleFigures by_row;  // the passages of job.h
   OracleFigures shuffled;
   OracleFigures one_batch;
   std::optional<PairFigures> itself;  // by row against a random order and company

@@ -34,10 +34,15 @@ std::string Cell(const GroupReport& group, std::size_t row, std::size_t column) 
   return row <= column ? std::format("{:.7f}", figures->cosine) : std::format("{:.1e}", figures->max_abs);
 }
 
+// A share of a bound; what is far outside needs no digits.
+std::string Share(double share) {
+  return share < 1000 ? std::format("{:.3f}", share) : std::format("{:.0e}", share);
+}
+
 void AddFigures(std::string_view name, const OracleFigures& f, std::string& text) {
-  text += std::format("  {:<28} {:<9} {:>9.7f} {:>10.7f} {:>9.2e} {:>9.2e} {:>10.7f} {:>7.3f} {:>7.3f}  {}\n", name,
+  text += std::format("  {:<28} {:<9} {:>9.7f} {:>10.7f} {:>9.2e} {:>9.2e} {:>10.7f} {:>7} {:>7}  {}\n", name,
                       f.row_format, f.cosine, f.worst_pair_cosine, f.nmse, f.max_abs, f.explained_worst_pair_cosine,
-                      f.over_bound, f.over_likely, f.inside ? "inside" : "OUTSIDE");
+                      Share(f.over_bound), Share(f.over_likely), f.inside ? "inside" : "OUTSIDE");
 }
 
 bool DiffersFrom(const OracleFigures& by_row, const OracleFigures& other) {
