@@ -9,6 +9,8 @@
 namespace linkcpp {
 namespace {
 
+constexpr std::size_t kTrialPairs = 3;
+
 std::span<const float> RowOf(const std::vector<float>& y, std::size_t i, std::size_t n_out) {
   return std::span(y).subspan(i * n_out, n_out);
 }
@@ -131,46 +133,70 @@ class Pairwise {
 Judge::Judge(const MatrixJob& job, std::span<const MatrixGroup> groups, int n_threads)
     : job_(job), groups_(groups), n_threads_(n_threads) {}
 
-Result<const Judge::References*> Judge::ReferencesOf(const JudgedTask& judged, const KernelModel& model) {
-  const auto key = std::pair(judged.task, model.name);
-  if (const auto known = references_.find(key); known != references_.end()) return &known->second;
+Result<const Judge::References*> Judge::ReferencesOf(const JudgedTask& judged, const KernelModel& model,
+                                                     std::span<const std::uint32_t> pairs) {
   const MatrixTask& task = job_.tasks[judged.task];
-  std::vector<Result<BoundedResult>> results(task.pairs.size());
+  References& known = references_[std::pair(judged.task, model.name)];
+  known.resize(task.pairs.size());
+  std::vector<std::uint32_t> missing;
+  for (const std::uint32_t pair : pairs) {
+    if (!known[pair].has_value()) missing.push_back(pair);
+  }
+  std::vector<Result<BoundedResult>> results(missing.size());
   std::atomic<std::size_t> next = 0;
   {
     const auto work = [&] {
-      for (std::size_t i = next++; i < results.size(); i = next++) {
-        const SlotPair& pair = task.pairs[i];
+      for (std::size_t i = next++; i < missing.size(); i = next++) {
+        const SlotPair& pair = task.pairs[missing[i]];
         const auto x = std::span(task.rows).subspan(std::size_t{pair.row} * task.n_in, task.n_in);
         results[i] = BoundExpert(task.recipe, judged.experts[pair.slot], x, model);
       }
     };
     std::vector<std::jthread> threads;
-    for (int t = 1; t < n_threads_; ++t) threads.emplace_back(work);
+    for (std::size_t t = 1; t < std::min(static_cast<std::size_t>(n_threads_), missing.size()); ++t) {
+      threads.emplace_back(work);
+    }
     work();
   }
-  References made;
-  for (auto& result : results) {
-    ASSIGN_OR_RETURN(made.emplace_back(), result);
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    ASSIGN_OR_RETURN(known[missing[i]], results[i]);
   }
-  return &(references_[key] = std::move(made));
+  return &known;
+}
+
+Result<Judge::Tally> Judge::UnderModel(const JudgedTask& judged, const KernelModel& model,
+                                       std::span<const std::uint32_t> pairs, const std::vector<float>& values) {
+  const MatrixTask& task = job_.tasks[judged.task];
+  ASSIGN_OR_RETURN(const References* references, ReferencesOf(judged, model, pairs));
+  Tally tally;
+  tally.Follows(task.shape, model);
+  for (const std::uint32_t pair : pairs) tally.Add(*(*references)[pair], RowOf(values, pair, task.n_out));
+  return tally;
 }
 
 // The first model is the narrowest; when it holds the others need not be worked out. Else the one that leaves least
-// unexplained, of those that hold.
+// unexplained, of those that hold: tried on a few pairs first, because references cost more than kernels.
 Result<Judge::Tally> Judge::BestModel(const JudgedTask& judged, KernelKind kind, std::span<const std::uint32_t> pairs,
                                       const std::vector<float>& values) {
-  const MatrixTask& task = job_.tasks[judged.task];
-  std::optional<Tally> best;
-  for (const KernelModel& model : ModelsFor(kind)) {
-    ASSIGN_OR_RETURN(const References* references, ReferencesOf(judged, model));
-    Tally tally;
-    tally.Follows(task.shape, model);
-    for (const std::uint32_t pair : pairs) tally.Add((*references)[pair], RowOf(values, pair, task.n_out));
-    if (!best.has_value() || tally.Rank() < best->Rank()) best = std::move(tally);
-    if (&model == &ModelsFor(kind)[0] && best->inside()) break;
-  }
-  return *std::move(best);
+  const std::span<const KernelModel> models = ModelsFor(kind);
+  const auto best_on = [&](std::span<const std::uint32_t> some) -> Result<const KernelModel*> {
+    const KernelModel* best = nullptr;
+    std::pair<bool, double> rank;
+    for (const KernelModel& model : models) {
+      ASSIGN_OR_RETURN(const Tally tally, UnderModel(judged, model, some, values));
+      if (best == nullptr || tally.Rank() < rank) {
+        best = &model;
+        rank = tally.Rank();
+      }
+      if (best == &models[0] && tally.inside()) break;
+    }
+    return best;
+  };
+  ASSIGN_OR_RETURN(const KernelModel* likely, best_on(pairs.first(std::min(pairs.size(), kTrialPairs))));
+  ASSIGN_OR_RETURN(Tally tally, UnderModel(judged, *likely, pairs, values));
+  if (tally.inside()) return tally;
+  ASSIGN_OR_RETURN(const KernelModel* best, best_on(pairs));
+  return UnderModel(judged, *best, pairs, values);
 }
 
 Result<OracleFigures> Judge::AgainstOracle(std::size_t group, KernelKind kind, const MatrixAnswer& answer,
@@ -178,6 +204,7 @@ Result<OracleFigures> Judge::AgainstOracle(std::size_t group, KernelKind kind, c
   Tally all;
   for (const JudgedTask& judged : groups_[group].tasks) {
     const Passage& way = job_.tasks[judged.task].passages[passage];
+    RETURN_IF_FAULT(ReferencesOf(judged, ModelsFor(kind)[0], way.order));  // all at once: on all threads
     std::size_t at = 0;
     for (const std::uint32_t size : way.sizes) {
       ASSIGN_OR_RETURN(const Tally dispatch, BestModel(judged, kind, std::span(way.order).subspan(at, size),
@@ -194,7 +221,8 @@ Result<double> Judge::Combined(const MatrixGroup& group, const MatrixAnswer& eve
   for (const JudgedTask& judged : group.tasks) {
     const MatrixTask& task = job_.tasks[judged.task];
     if (judged.sums.empty()) continue;
-    ASSIGN_OR_RETURN(const References* exact, ReferencesOf(judged, KernelModels(false)[0]));
+    ASSIGN_OR_RETURN(const References* exact,
+                     ReferencesOf(judged, KernelModels(false)[0], task.passages[kByRow].order));
     for (std::size_t at = 0; at < judged.sums.size();) {
       std::vector<double> whole(task.n_out), combined(task.n_out);
       const std::uint32_t row = judged.sums[at].row;
@@ -203,7 +231,7 @@ Result<double> Judge::Combined(const MatrixGroup& group, const MatrixAnswer& eve
         const MatrixAnswer& holder = task.pairs[part.pair].slot % 2 == 0 ? even : odd;
         const auto y = RowOf(holder.tasks[judged.task].values[kByRow], part.pair, task.n_out);
         for (std::size_t i = 0; i < whole.size(); ++i) {
-          whole[i] += part.weight * (*exact)[part.pair].exact[i];
+          whole[i] += part.weight * (*exact)[part.pair]->exact[i];
           combined[i] += part.weight * y[i];
         }
       }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -70,7 +71,7 @@ struct PairFigures {
   double combined_cosine = -1;
 };
 
-// References are made once a kernel model and kept.
+// References are made once a pair and kernel model, when they are needed, and kept.
 class Judge {
  public:
   // Both must outlive the judge. n_threads >= 1.
@@ -85,9 +86,13 @@ class Judge {
   PairFigures WithItself(std::size_t group, const MatrixAnswer& answer, std::size_t passage) const;
 
  private:
-  using References = std::vector<BoundedResult>;  // by pair
-  Result<const References*> ReferencesOf(const JudgedTask& task, const KernelModel& model);
+  using References = std::vector<std::optional<BoundedResult>>;  // by pair
+  // Those of `pairs`, at least.
+  Result<const References*> ReferencesOf(const JudgedTask& task, const KernelModel& model,
+                                         std::span<const std::uint32_t> pairs);
   class Tally;
+  Result<Tally> UnderModel(const JudgedTask& task, const KernelModel& model, std::span<const std::uint32_t> pairs,
+                           const std::vector<float>& values);
   Result<Tally> BestModel(const JudgedTask& task, KernelKind kind, std::span<const std::uint32_t> pairs,
                           const std::vector<float>& values);
   Result<double> Combined(const MatrixGroup& group, const MatrixAnswer& even, const MatrixAnswer& odd);
