@@ -49,6 +49,9 @@ struct MatrixReport {
   std::vector<GroupReport> groups;
 };
 
+// "0.9998690", and where seven digits would be nines "1-4e-09": how far from one.
+std::string CosineText(double cosine);
+
 // Plain text for a terminal, lines ending in newlines.
 std::string MatrixTable(const MatrixReport& report);
 

@@ -8,7 +8,7 @@
 namespace linkcpp {
 namespace {
 
-constexpr int kCell = 66, kCellHeight = 30, kNames = 190, kMargin = 16, kLine = 20;
+constexpr int kCell = 66, kCellHeight = 30, kNames = 216, kMargin = 16, kLine = 20;
 
 std::string Escaped(std::string_view text) {
   std::string out;
@@ -68,10 +68,7 @@ std::string Draw(const Cell& cell, int x, int y) {
                             : cell.outside   ? "out"
                             : cell.same_bits ? "same"
                                              : std::format("s{}", Step(cell));
-  const std::string label = !cell.known                 ? "–"
-                            : cell.same_bits            ? "="
-                            : cell.cosine >= 0.99999995 ? "1.0000000"
-                                                        : std::format("{:.7f}", cell.cosine);
+  const std::string label = !cell.known ? "–" : cell.same_bits ? "=" : CosineText(cell.cosine);
   return std::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" class=\"{}\"/>\n", x, y, kCell - 2,
                      kCellHeight - 2, style) +
          Text(x + kCell / 2 - 1, y + kCellHeight / 2 + 3, std::format("c on-{}", style), label);

@@ -1,4 +1,4 @@
-// MatrixTable of report.h.
+// MatrixTable and CosineText of report.h.
 #include <algorithm>
 #include <format>
 
@@ -31,7 +31,7 @@ std::string Cell(const GroupReport& group, std::size_t row, std::size_t column) 
   }
   if (figures == nullptr) return "-";
   if (figures->bit_identical) return "=";
-  return row <= column ? std::format("{:.7f}", figures->cosine) : std::format("{:.1e}", figures->max_abs);
+  return row <= column ? CosineText(figures->cosine) : std::format("{:.1e}", figures->max_abs);
 }
 
 // A share of a bound; what is far outside needs no digits.
@@ -40,9 +40,10 @@ std::string Share(double share) {
 }
 
 void AddFigures(std::string_view name, const OracleFigures& f, std::string& text) {
-  text += std::format("  {:<28} {:<9} {:>9.7f} {:>10.7f} {:>9.2e} {:>9.2e} {:>10.7f} {:>7} {:>7}  {}\n", name,
-                      f.row_format, f.cosine, f.worst_pair_cosine, f.nmse, f.max_abs, f.explained_worst_pair_cosine,
-                      Share(f.over_bound), Share(f.over_likely), f.inside ? "inside" : "OUTSIDE");
+  text += std::format("  {:<28} {:<9} {:>9} {:>10} {:>9.2e} {:>9.2e} {:>10} {:>7} {:>7}  {}\n", name, f.row_format,
+                      CosineText(f.cosine), CosineText(f.worst_pair_cosine), f.nmse, f.max_abs,
+                      CosineText(f.explained_worst_pair_cosine), Share(f.over_bound), Share(f.over_likely),
+                      f.inside ? "inside" : "OUTSIDE");
 }
 
 bool DiffersFrom(const OracleFigures& by_row, const OracleFigures& other) {
@@ -81,7 +82,8 @@ void AddGroup(const MatrixReport& report, const GroupReport& group, std::string&
     if (cell.same_rows) same = std::min(same, cell.figures.cosine);
     if (cell.figures.combined_cosine >= 0) combined = std::min(combined, cell.figures.combined_cosine);
   }
-  if (same <= 1.5) text += std::format("  any two that turn rows into the same format: cosine at least {:.9f}\n", same);
+  if (same <= 1.5)
+    text += std::format("  any two that turn rows into the same format: cosine at least {}\n", CosineText(same));
   if (combined <= 1.5) {
     text += std::format(
         "  the router's sums, experts shared by any two backends, against one piece: cosine at least {:.7f}\n",
@@ -90,6 +92,12 @@ void AddGroup(const MatrixReport& report, const GroupReport& group, std::string&
 }
 
 }  // namespace
+
+std::string CosineText(double cosine) {
+  const double distance = 1 - cosine;
+  if (distance < 1e-15) return "1";  // the rounding of the sums themselves
+  return distance < 5e-8 ? std::format("1-{:.0e}", distance) : std::format("{:.7f}", cosine);
+}
 
 std::string MatrixTable(const MatrixReport& report) {
   std::string text;
