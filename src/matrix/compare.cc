@@ -19,10 +19,13 @@ std::vector<double> AsDoubles(std::span<const float> values) {
   return {values.begin(), values.end()};
 }
 
-std::span<const KernelModel> ModelsFor(KernelKind kind) {
+std::span<const KernelModel> ModelsFor(KernelKind kind, const ExpertShape& shape) {
   // numpy multiplies float32 rows with float32 weights: the first of what a GPU may do.
   if (kind == KernelKind::kNumpy) return KernelModels(true).first(1);
-  return KernelModels(kind == KernelKind::kGpu);
+  const bool f16_weights = std::ranges::any_of(shape.projections, [](const auto& projection) {
+    return projection.has_value() && projection->type == static_cast<std::uint32_t>(WeightType::kF16);
+  });
+  return KernelModels(kind == KernelKind::kGpu, f16_weights);
 }
 
 void AddFormats(const ExpertShape& shape, const KernelModel& model, std::set<std::string>& names) {
@@ -178,7 +181,7 @@ Result<Judge::Tally> Judge::UnderModel(const JudgedTask& judged, const KernelMod
 // unexplained, of those that hold: tried on a few pairs first, because references cost more than kernels.
 Result<Judge::Tally> Judge::BestModel(const JudgedTask& judged, KernelKind kind, std::span<const std::uint32_t> pairs,
                                       const std::vector<float>& values) {
-  const std::span<const KernelModel> models = ModelsFor(kind);
+  const std::span<const KernelModel> models = ModelsFor(kind, job_.tasks[judged.task].shape);
   const auto best_on = [&](std::span<const std::uint32_t> some) -> Result<const KernelModel*> {
     const KernelModel* best = nullptr;
     std::pair<bool, double> rank;
@@ -204,7 +207,8 @@ Result<OracleFigures> Judge::AgainstOracle(std::size_t group, KernelKind kind, c
   Tally all;
   for (const JudgedTask& judged : groups_[group].tasks) {
     const Passage& way = job_.tasks[judged.task].passages[passage];
-    RETURN_IF_FAULT(ReferencesOf(judged, ModelsFor(kind)[0], way.order));  // all at once: on all threads
+    RETURN_IF_FAULT(ReferencesOf(judged, ModelsFor(kind, job_.tasks[judged.task].shape)[0],
+                                 way.order));  // all at once: on all threads
     std::size_t at = 0;
     for (const std::uint32_t size : way.sizes) {
       ASSIGN_OR_RETURN(const Tally dispatch, BestModel(judged, kind, std::span(way.order).subspan(at, size),

@@ -216,7 +216,7 @@ UncertainRow RunStep(const Step& step, const OracleExpert& expert, const std::ve
 
 }  // namespace
 
-std::span<const KernelModel> KernelModels(bool is_gpu) {
+std::span<const KernelModel> KernelModels(bool is_gpu, bool f16_weights) {
   // arm64 with half-precision arithmetic (armv8.2, FP16_VA) adds products with F16 weights in halves.
   static constexpr KernelModel kCpu[] = {{.name = "cpu", .integer_runs = true},
                                          {.name = "cpu, f16 sums", .integer_runs = true, .half_sums = true}};
@@ -233,7 +233,7 @@ std::span<const KernelModel> KernelModels(bool is_gpu) {
        .sum_rounding = 0x1p-11},
   };
   if (is_gpu) return kGpu;
-  return kCpu;
+  return std::span(kCpu).first(f16_weights ? 2 : 1);
 }
 
 namespace {

@@ -33,8 +33,9 @@ struct KernelModel {
   bool half_sums = false;         // sums of products with F16 weights are kept in halves, whatever sum_rounding says
 };
 
-// The models a kernel on such a device may follow. A right kernel follows one of them, for all experts of one shape.
-std::span<const KernelModel> KernelModels(bool is_gpu);
+// The models a kernel on such a device may follow, the narrowest first. A right kernel follows one of them, for all
+// experts of one shape. `f16_weights`: a projection has F16 weights, for which CPUs have a model more.
+std::span<const KernelModel> KernelModels(bool is_gpu, bool f16_weights = false);
 
 struct BoundedResult {
   std::vector<double> exact;     // the oracle's result
