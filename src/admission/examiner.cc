@@ -108,7 +108,10 @@ Result<Finding> Examiner::Examine(SliceId slice, const Recipe& recipe, std::span
   if (!exam->no_oracle.empty()) return AskSecondKernel(*exam, slice, recipe, x, y);
 
   std::vector<const KernelModel*> models;
-  for (const KernelModel& model : KernelModels(is_gpu)) models.push_back(&model);
+  const bool f16_weights = std::ranges::any_of(exam->plan.layer->tensors, [](const ExpertTensor& tensor) {
+    return tensor.tensor->type == std::to_underlying(WeightType::kF16);
+  });
+  for (const KernelModel& model : KernelModels(is_gpu, f16_weights)) models.push_back(&model);
   std::ranges::stable_partition(models, [&](const KernelModel* model) { return model->name == expected; });
   Finding best;
   for (const KernelModel* const model : models) {

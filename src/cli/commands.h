@@ -24,6 +24,7 @@ void AddServeCommand(CLI::App& app, CommandContext& context);
 void AddTokenCommand(CLI::App& app, CommandContext& context);
 void AddStatusCommand(CLI::App& app, CommandContext& context);
 void AddPlanCommand(CLI::App& app, CommandContext& context);
+void AddMatrixCommand(CLI::App& app, CommandContext& context);
 void AddVerifyCommand(CLI::App& app, CommandContext& context);
 void AddVerifyDecode(CLI::App& verify, CommandContext& context);  // below `verify`
 

@@ -39,6 +39,7 @@ int Main(int argc, char** argv) {
   AddOracleCommand(app, context);
   AddPlanCommand(app, context);
   AddVerifyCommand(app, context);
+  AddMatrixCommand(app, context);
 
   try {
     app.parse(argc, argv);

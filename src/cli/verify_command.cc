@@ -213,7 +213,10 @@ Result<JsonReport> Run(const Options& options, LogSink& log) {
                     .all = {}};
   ASSIGN_OR_RETURN(const auto chosen, ChosenRows(model, plan, rows, options.routed));
 
-  Candidates candidates{.models = KernelModels(computer->is_gpu()), .all = {}, .experts = {}};
+  const bool f16_weights = std::ranges::any_of(plan.layer->tensors, [](const ExpertTensor& tensor) {
+    return tensor.tensor->type == static_cast<std::uint32_t>(WeightType::kF16);
+  });
+  Candidates candidates{.models = KernelModels(computer->is_gpu(), f16_weights), .all = {}, .experts = {}};
   candidates.all.resize(candidates.models.size());
   candidates.experts.resize(candidates.models.size());
   std::vector<std::uint16_t> computed;

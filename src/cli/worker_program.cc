@@ -23,7 +23,7 @@ namespace linkcpp {
 namespace {
 
 struct Arguments {
-  std::string url, token, token_file, memory, layers, experts, device, name, cache, model;
+  std::string url, token, token_file, memory, layers, experts, device, backend, name, cache, model;
   int threads = 0;
   bool json = false;
 };
@@ -208,7 +208,7 @@ Result<WorkerOptions> ToOptions(const Arguments& arguments) {
   options.model = arguments.model;
   options.cache_dir = arguments.cache;
   options.software = "linkcpp " LINKCPP_VERSION;
-  options.device = {.name = arguments.device, .n_threads = arguments.threads, .backend_path = ""};
+  options.device = {.name = arguments.device, .n_threads = arguments.threads, .backend_path = arguments.backend};
   return options;
 }
 
@@ -274,6 +274,8 @@ void AddWorkerProgram(CLI::App& app, int& status) {
                  "Hold slices of these layers, e.g. 0:2,5 (default: the coordinator chooses)");
   app.add_option("--experts", arguments->experts, "Hold these experts of the layers, e.g. 0:16,40");
   app.add_option("--device", arguments->device, "cpu, auto, or a ggml device name such as Vulkan0 (default: auto)");
+  app.add_option("--backend", arguments->backend,
+                 "Load this ggml backend library, e.g. a CPU variant, and use its device whatever --device says");
   app.add_option("--threads", arguments->threads, "CPU threads (default: one per core)")->check(CLI::Range(0, 1024));
   app.add_option("--name", arguments->name, "A name for people (default: the host name)");
   app.add_option("--cache", arguments->cache, "Where slices are kept between runs (default: ~/.cache/linkcpp)");

@@ -1,6 +1,7 @@
 #include "kernel/backends.h"
 
 #include <dlfcn.h>
+#include <ggml.h>
 
 #include <algorithm>
 #include <cctype>
@@ -16,8 +17,9 @@ namespace {
 std::mutex loading_mutex;  // guards the registry while we load, and the map
 std::map<std::string, ggml_backend_reg_t, std::less<>> loaded_paths;
 
-std::mutex log_mutex;  // guards the two below
+std::mutex log_mutex;  // guards the three below
 bool we_loaded = false;
+std::string last_error;           // ggml's, since it was last cleared
 std::vector<LogSink*> log_sinks;  // one for each open device; the latest gets ggml's messages
 
 void OnGgmlLog(ggml_log_level level, const char* text, void*) {
@@ -25,6 +27,7 @@ void OnGgmlLog(ggml_log_level level, const char* text, void*) {
   while (!line.empty() && line.back() == '\n') line.remove_suffix(1);
   if (line.empty()) return;
   const std::lock_guard lock(log_mutex);
+  if (level == GGML_LOG_LEVEL_ERROR) last_error = line;
   if (log_sinks.empty()) return;
   switch (level) {
     case GGML_LOG_LEVEL_ERROR: log_sinks.back()->Write(LogLevel::kError, line); break;
@@ -133,12 +136,16 @@ Result<ggml_backend_reg_t> LoadBackend(const DeviceOptions& options, LogSink& lo
   if (const auto known = loaded_paths.find(options.backend_path); known != loaded_paths.end()) return known->second;
   std::optional<FirstLoading> loading;
   if (!HasCpu()) loading.emplace(options, log);
+  {
+    const std::lock_guard log_lock(log_mutex);
+    last_error.clear();
+  }
   ggml_backend_reg_t registration = ggml_backend_load(options.backend_path.c_str());
   if (registration == nullptr) {
-    return Fail(FaultCode::kLocal,
-                "{} is not a ggml backend that runs on this machine (wrong file, another ggml version, or "
-                "instructions this CPU lacks)",
-                options.backend_path);
+    const std::lock_guard log_lock(log_mutex);
+    return Fail(FaultCode::kLocal, "{} is not a backend that ggml {} loads on this machine ({})", options.backend_path,
+                ggml_version(),
+                last_error.empty() ? "wrong file, another ggml version, or instructions this CPU lacks" : last_error);
   }
   loaded_paths.emplace(options.backend_path, registration);
   return registration;
@@ -168,6 +175,8 @@ DeviceInfo Describe(ggml_backend_dev_t device) {
   const std::uint64_t available = info.is_gpu ? 0 : AvailableMemory();
   info.free_bytes = available != 0 ? available : free;
   info.total_bytes = total;
+  info.library = LibraryOf(ggml_backend_dev_backend_reg(device));
+  info.features = FeaturesOf(ggml_backend_dev_backend_reg(device));
   return info;
 }
 

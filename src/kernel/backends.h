@@ -26,6 +26,10 @@ std::vector<ggml_backend_dev_t> UsableDevices();
 
 DeviceInfo Describe(ggml_backend_dev_t device);
 
+// The library that a backend's code lies in, "" when that can not be told; and what it says it uses, "NEON=1 SVE=1".
+std::string LibraryOf(ggml_backend_reg_t registration);
+std::string FeaturesOf(ggml_backend_reg_t registration);
+
 // What can change the last bits of a result on this device, as text.
 std::string KernelClass(ggml_backend_dev_t device);
 

@@ -30,6 +30,8 @@ struct DeviceInfo {
   std::uint64_t free_bytes = 0;
   std::uint64_t total_bytes = 0;
   bool is_gpu = false;
+  std::string library;   // path of the backend's code; "" when it is not a library of its own
+  std::string features;  // what the backend says it uses: "NEON=1 DOTPROD=1"; "" when it does not say
 };
 
 class Device {

@@ -1,4 +1,4 @@
-// KernelClass of backends.h.
+// KernelClass, LibraryOf and FeaturesOf of backends.h.
 #include <dlfcn.h>
 #ifdef __GLIBC__
 #include <gnu/libc-version.h>
@@ -16,20 +16,31 @@
 #include "kernel/backends.h"
 
 namespace linkcpp {
-namespace {
 
-// The library that a backend's code lies in; "" when that can not be told.
 std::string LibraryOf(ggml_backend_reg_t registration) {
   Dl_info where{};
   if (dladdr(registration, &where) == 0 || where.dli_fname == nullptr) return "";
   return where.dli_fname;
 }
 
+std::string FeaturesOf(ggml_backend_reg_t registration) {
+  std::string text;
+  const auto features = reinterpret_cast<ggml_backend_get_features_t>(
+      ggml_backend_reg_get_proc_address(registration, "ggml_backend_get_features"));
+  if (features == nullptr) return text;
+  for (const ggml_backend_feature* feature = features(registration); feature->name != nullptr; ++feature) {
+    text += std::format("{}{}={}", text.empty() ? "" : " ", feature->name, feature->value);
+  }
+  return text;
+}
+
+namespace {
+
 // "/usr/lib/…/libggml-cpu-sapphirerapids.so" -> "sapphirerapids"; "builtin" when the backend is not a library of its
 // own.
 std::string Variant(const std::string& library) {
   std::string name = library.substr(library.find_last_of('/') + 1);
-  name = name.substr(0, name.find('.'));
+  name = name.substr(0, name.rfind(".so"));  // not the first dot: "armv8.2_1"
   constexpr std::string_view kPrefix = "libggml-cpu-";
   if (name.starts_with(kPrefix)) return name.substr(kPrefix.size());
   return name == "libggml-cpu" ? "plain" : "builtin";
@@ -46,13 +57,7 @@ std::string CodeNumber(ggml_backend_reg_t registration, const std::string& libra
       hasher.Update(std::string_view(block.data(), static_cast<std::size_t>(file.gcount())));
     }
   }
-  const auto features = reinterpret_cast<ggml_backend_get_features_t>(
-      ggml_backend_reg_get_proc_address(registration, "ggml_backend_get_features"));
-  if (features != nullptr) {
-    for (ggml_backend_feature* feature = features(registration); feature->name != nullptr; ++feature) {
-      hasher.Update(std::format("{}={};", feature->name, feature->value));
-    }
-  }
+  hasher.Update(FeaturesOf(registration));
   return hasher.Finish().Hex().substr(0, 8);
 }
 

@@ -63,7 +63,9 @@ UncertainRow Project(const OracleMatrix& matrix, const UncertainRow& input, cons
   const bool eight_bits = format == RowFormat::kQ8_0 || format == RowFormat::kQ8_1 || format == RowFormat::kQ8_K;
   const std::size_t run = model.integer_runs && eight_bits ? 32 : 1;
   const double terms = static_cast<double>((n + run - 1) / run) + 16;
-  const double gamma = Gamma(terms, model.sum_rounding);
+  const bool halves = model.half_sums && matrix.layout.type == WeightType::kF16;
+  const double sum_rounding = halves ? 0x1p-11 : model.sum_rounding;
+  const double gamma = Gamma(terms, sum_rounding);
   UncertainRow y;
   for (std::uint32_t j = 0; j < matrix.n_out; ++j) {
     const std::span<const float> w = matrix.Row(j);
@@ -96,7 +98,7 @@ UncertainRow Project(const OracleMatrix& matrix, const UncertainRow& input, cons
     variance += Square(weight_off) / 3 * squares;
     // Partial sums as a random walk that ends at the sum: the mean square of the k-th of n is squares k/n + (sum
     // k/n)^2.
-    variance += Square(model.sum_rounding) / 3 * (squares * terms / 2 + sum * sum * terms / 3);
+    variance += Square(sum_rounding) / 3 * (squares * terms / 2 + sum * sum * terms / 3);
     Push(y, {sum, worst, variance});
   }
   return y;
@@ -214,8 +216,10 @@ UncertainRow RunStep(const Step& step, const OracleExpert& expert, const std::ve
 
 }  // namespace
 
-std::span<const KernelModel> KernelModels(bool is_gpu) {
-  static constexpr KernelModel kCpu[] = {{.name = "cpu", .integer_runs = true}};
+std::span<const KernelModel> KernelModels(bool is_gpu, bool f16_weights) {
+  // arm64 with half-precision arithmetic (armv8.2, FP16_VA) adds products with F16 weights in halves.
+  static constexpr KernelModel kCpu[] = {{.name = "cpu", .integer_runs = true},
+                                         {.name = "cpu, f16 sums", .integer_runs = true, .half_sums = true}};
   // A shader multiplies with float32 rows, or with halves of rows and weights, or with 8-bit rows.
   static constexpr KernelModel kGpu[] = {
       {.name = "gpu, f32 rows", .rows = RowFormat::kF32},
@@ -229,7 +233,7 @@ std::span<const KernelModel> KernelModels(bool is_gpu) {
        .sum_rounding = 0x1p-11},
   };
   if (is_gpu) return kGpu;
-  return kCpu;
+  return std::span(kCpu).first(f16_weights ? 2 : 1);
 }
 
 namespace {

@@ -183,6 +183,27 @@ TEST(Bound, ANanIsOutside) {
 }
 
 // All elements just under half a step off, all in the same direction, all weights one: errors add up, none cancels.
+// A step in the middle between two halves may become either, and then all 32 elements move together. Weights and row
+// are of one sign, so the moves add up as far as they can.
+TEST(Bound, AStepBetweenTwoHalvesMovesItsBlockTogether) {
+  OracleExpert expert;
+  OracleMatrix ones{.layout = *LayoutOf(0), .n_in = 32, .n_out = 1, .weights = std::vector<float>(32, 1.0f)};
+  expert.projections[static_cast<std::size_t>(Projection::kUp)] = ones;
+  const Recipe up{.steps = {Step{.op = StepOp::kProject, .projection = Projection::kUp}}};
+  const float low = 1.0f, high = FromHalf(0x3c01), middle = (low + high) / 2;
+  std::vector<float> x(32, 100 * middle);
+  x[0] = 127 * middle;
+  const KernelModel model{.name = "q8_0", .rows = RowFormat::kQ8_0};
+  const auto reference = BoundExpert(up, expert, x, model);
+  ASSERT_TRUE(reference.has_value());
+  for (const float step : {low, high}) {
+    const std::array<float, 1> y{(127 + 31 * 100) * step};
+    BoundCheck check;
+    check.Add(*reference, y);
+    EXPECT_TRUE(check.Holds()) << "step " << step << ": " << check.over_likely();
+  }
+}
+
 TEST(Bound, TheWorstBoundHoldsForRowsMadeToHurt) {
   const std::vector<std::uint16_t> ones(512, 0x3c00);
   OracleExpert expert;

@@ -119,7 +119,11 @@ void ReplayBlock(BlockFormat format, UncertainRow& row, std::size_t begin, std::
     if (!format.half_scale) return relative + 0x1p-23;
     return stored > 0 ? HalfMoves(step, step * relative) / stored : 1;
   };
-  const double stored_worst = stored_off(off), stored_likely = stored_off(off_sigma * kLikelySigmas) / kLikelySigmas;
+  const double stored_worst = stored_off(off);
+  // A step that crosses to the next half moves all elements of its block together, so a product moves by |sum w x| of
+  // the block; by Cauchy and Schwarz that is at most sqrt(32) times what 32 independent moves would give.
+  const double together = format.half_scale ? std::sqrt(static_cast<double>(format.elements)) : 1;
+  const double stored_likely = stored_off(off_sigma * kLikelySigmas) * together / kLikelySigmas;
   double quants = 0, sum_worst = 0, sum_likely = 0;
   for (std::size_t i = begin; i < end; ++i) {
     const double position = step > 0 ? row.value[i] / static_cast<double>(step) : 0;

@@ -114,8 +114,11 @@ std::vector<std::vector<float>> RunKernel(const ExpertBytes& bytes, const Recipe
 // The best of the models that kernels on this device may follow.
 BoundCheck Check(const OracleExpert& expert, const Recipe& recipe, const std::vector<std::vector<float>>& rows,
                  const std::vector<std::vector<float>>& results) {
+  const bool f16_weights = std::ranges::any_of(expert.projections, [](const auto& matrix) {
+    return matrix.has_value() && matrix->layout.type == WeightType::kF16;
+  });
   std::optional<BoundCheck> best;
-  for (const KernelModel& model : KernelModels(TestDevice().info().is_gpu)) {
+  for (const KernelModel& model : KernelModels(TestDevice().info().is_gpu, f16_weights)) {
     BoundCheck check;
     for (std::size_t r = 0; r < results.size(); ++r) {
       check.Add(BoundExpert(recipe, expert, rows[r], model).value(), results[r]);
