@@ -69,7 +69,10 @@ class Delay:
             return float(run([BIN / "delay_proxy", "ping", port], env=environment()).stdout)
         self.round_trip_ms = max(0.0, statistics.median(ask(ping) for _ in range(3)) - statistics.median(ask(echo) for _ in range(3)))
 
-    def stop(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         for process in self.processes:
             process.kill()
 
@@ -110,21 +113,20 @@ def main():
                 swarm.add_worker("--memory", f"{(experts >> 20) + 512}M", "--experts", which, threads=threads)
             swarm.wait_covered(600)
             for delay_ms in (float(d) for d in asked.delays.split(",")):
-                delay = Delay(swarm.folder, delay_ms)
-                env = swarm.host_env(**delay.variables)
-                nodes = [{"name": f"worker{i + 1}", "memory": f"{experts}", "here": True, "threads": threads,
-                          "rtt_ms": delay.round_trip_ms} for i in range(workers)]
-                with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-                    json.dump(nodes, file)
-                    file.flush()
-                    measured(asked.model, env, 4)
-                    predictions, measurements = [], []
-                    for _ in range(asked.runs):
-                        ours = plan(asked.model, "--ram", str(backbone + 4096), "--nodes", file.name, "--force-nodes")
-                        assert all(tier["tier"] == "swarm" for tier in ours["experts"] if tier["bytes"]), ours["experts"]
-                        predictions.append(ours["decode"]["tokens_per_second"])
-                        measurements.append(measured(asked.model, env, asked.tokens))
-                delay.stop()
+                with Delay(swarm.folder, delay_ms) as delay:
+                    env = swarm.host_env(**delay.variables)
+                    nodes = [{"name": f"worker{i + 1}", "memory": f"{experts}", "here": True, "threads": threads,
+                              "rtt_ms": delay.round_trip_ms} for i in range(workers)]
+                    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                        json.dump(nodes, file)
+                        file.flush()
+                        measured(asked.model, env, 4)
+                        predictions, measurements = [], []
+                        for _ in range(asked.runs):
+                            ours = plan(asked.model, "--ram", str(backbone + 4096), "--nodes", file.name, "--force-nodes")
+                            assert all(tier["tier"] == "swarm" for tier in ours["experts"] if tier["bytes"]), ours["experts"]
+                            predictions.append(ours["decode"]["tokens_per_second"])
+                            measurements.append(measured(asked.model, env, asked.tokens))
                 report(f"{workers} worker{'s' if workers > 1 else ''}, {delay_ms:g} ms each way", predictions, measurements, rows,
                        f"  ({delay.round_trip_ms:.2f} ms round trip added)")
     print(f"{sum(row['inside'] for row in rows)} of {len(rows)} within 15 %")

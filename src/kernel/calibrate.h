@@ -40,8 +40,9 @@ struct Calibration {
   double graph_seconds = 0;   // starting and ending a graph of one small step
 };
 
-// Takes about `seconds` beside what it takes to get memory, of which it uses up to `most_bytes`. A rate without a kind
-// is 0. kLocal: no memory, or the device failed. One thread at a time per Device.
+// `kinds`: the most important first; when getting memory takes long, later ones are left out. Takes about `seconds`
+// beside what it takes to get memory, of which it uses up to `most_bytes`. A rate without a kind is 0. kLocal: no
+// memory, or the device failed. One thread at a time per Device.
 Result<Calibration> Calibrate(std::span<const MatrixKind> kinds, const LayerShape& layer, Device& device,
                               double seconds, std::uint64_t most_bytes);
 // The experts' rate alone, as far as there are kinds of them.

@@ -83,6 +83,36 @@ TEST(SwarmLayer, ASlowNodeCountsAsOftenAsItIsAsked) {
   EXPECT_NEAR(layer.seconds, 0.25 * 0.1 + kSlice / 20e9, 1e-6);
 }
 
+TEST(SwarmLayer, WorkersHereShareOneMachine) {
+  Node here = NodeAt(0);
+  here.here = true;
+  here.read_gbs = 10;
+  Machine machine = With({here, here, here, here});
+  machine.expert_gbs = 12;  // all cores together, little more than one worker alone
+  const SwarmLayer layer = PredictSwarmLayer(Layer(8), machine, 0);
+  EXPECT_NEAR(layer.kernel_seconds, 8 * kSlice / 12e9, 1e-9);
+  machine.expert_gbs = 1000;
+  EXPECT_LT(PredictSwarmLayer(Layer(8), machine, 0).kernel_seconds, layer.kernel_seconds);
+}
+
+TEST(SwarmLayer, WakeUpsCountOnceForNodesAwayAndForEachWorkerHere) {
+  Machine machine = With({NodeAt(0), NodeAt(0)});
+  machine.wake_seconds = 10e-6;
+  EXPECT_NEAR(PredictSwarmLayer(Layer(8), machine, 0).hop_seconds, 40e-6, 1e-9);
+  for (Node& node : machine.nodes) node.here = true;
+  const SwarmLayer layer = PredictSwarmLayer(Layer(8), machine, 0);
+  EXPECT_NEAR(layer.hop_seconds, 60e-6 * layer.workers, 1e-9);
+}
+
+TEST(Nodes, AWorkerHereNeedsNoFigures) {
+  const auto nodes = ParseNodes(R"([{"memory": "8GiB", "here": true, "threads": 2}])", "nodes.json");
+  ASSERT_TRUE(nodes) << nodes.error().text;
+  EXPECT_TRUE(nodes->front().here);
+  EXPECT_EQ(nodes->front().threads, 2u);
+  EXPECT_EQ(nodes->front().read_gbs, 0) << "to be measured";
+  EXPECT_FALSE(ParseNodes(R"([{"memory": "8GiB", "threads": 2}])", "nodes.json"));
+}
+
 TEST(Predict, DecodeIsReadingEachTierOnce) {
   const ModelSizes sizes = test::SizesOf("qwen3.5-122b");
   const Machine machine{.devices = {},

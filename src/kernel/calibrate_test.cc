@@ -1,0 +1,51 @@
+// Only what must hold on any machine, however busy: figures are there and finite. How fast they are is bench/'s to say.
+#include "kernel/calibrate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/log.h"
+
+namespace linkcpp {
+namespace {
+
+constexpr std::uint32_t kF32 = 0, kQ4K = 12;
+
+TEST(Calibrate, MeasuresWhatItIsGiven) {
+  NullLog log;
+  const auto device = Device::Open({.name = "cpu", .n_threads = 2, .backend_path = ""}, log);
+  ASSERT_TRUE(device) << device.error().text;
+  const MatrixKind kinds[] = {
+      {.type = kQ4K,
+       .n_in = 256,
+       .n_out = 256,
+       .n_experts = 8,
+       .n_used = 2,
+       .stored_bytes = 1 << 20,
+       .token_bytes = 1 << 16},
+      {.type = kF32, .n_in = 256, .n_out = 64, .stored_bytes = 1 << 20, .token_bytes = 1 << 16}};
+  const LayerShape shape{.n_embd = 256,
+                         .n_head = 4,
+                         .n_head_kv = 2,
+                         .head_length = 64,
+                         .n_experts = 8,
+                         .n_used = 2,
+                         .n_ff = 256,
+                         .qk_norms = true};
+  const auto all = Calibrate(kinds, shape, **device, 0.05, 4 << 20);
+  ASSERT_TRUE(all) << all.error().text;
+  for (const double figure :
+       {all->dense_gbs, all->expert_gbs, all->attention_seconds, all->router_seconds, all->graph_seconds}) {
+    EXPECT_TRUE(std::isfinite(figure) && figure > 0) << figure;
+  }
+  const auto dense_only = Calibrate(std::span(kinds).subspan(1), shape, **device, 0.05, 4 << 20);
+  ASSERT_TRUE(dense_only);
+  EXPECT_EQ(dense_only->expert_gbs, 0);
+  const auto experts = CalibrateExperts(kinds, **device, 0.02, 4 << 20);
+  ASSERT_TRUE(experts);
+  EXPECT_GT(*experts, 0);
+}
+
+}  // namespace
+}  // namespace linkcpp
