@@ -62,8 +62,9 @@ UncertainRow Project(const OracleMatrix& matrix, const UncertainRow& input, cons
   // What is added up in floats: products, or whole runs of them, and a few steps more for lanes and scales.
   const bool eight_bits = format == RowFormat::kQ8_0 || format == RowFormat::kQ8_1 || format == RowFormat::kQ8_K;
   const std::size_t run = model.integer_runs && eight_bits ? 32 : 1;
-  const double terms = static_cast<double>((n + run - 1) / run) + 16;
   const bool halves = model.half_sums && matrix.layout.type == WeightType::kF16;
+  const std::size_t in_turn = halves ? 32 : run;  // half sums are kept in 32 lanes, each adds every 32nd product
+  const double terms = static_cast<double>((n + in_turn - 1) / in_turn) + 16;
   const double sum_rounding = halves ? 0x1p-11 : model.sum_rounding;
   const double gamma = Gamma(terms, sum_rounding);
   UncertainRow y;

@@ -30,7 +30,7 @@ struct KernelModel {
   double weight_rounding = 0;     // relative, of each weight (and of its step and offset) after dequantisation
   double sum_rounding = 0x1p-24;  // relative, of each addition
   bool integer_runs = false;      // products of 8-bit rows are summed in integers over runs of 32
-  bool half_sums = false;         // sums of products with F16 weights are kept in halves, whatever sum_rounding says
+  bool half_sums = false;         // sums of products with F16 weights are kept in 32 halves, then added
 };
 
 // The models a kernel on such a device may follow, the narrowest first. A right kernel follows one of them, for all

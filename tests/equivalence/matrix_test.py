@@ -175,6 +175,25 @@ class Chosen(unittest.TestCase):
             self.assertRegex(out, r"2 x86-64 baseline +Q8_0 .* inside")
             self.assertNotIn("Vulkan", out)
 
+    def test_other_types(self):
+        """What Q4_K hides: steps stored as halves, rows of halves, and arm64 kernels that add in halves."""
+        backends = "avx2,x64,numpy" + (",neon,dotprod" if IN_ROOT else "")
+        for kind, least in (("F16", 0.99999), ("Q8_0", 0.9999), ("MXFP4_MOE", 0.9999)):
+            with self.subTest(type=kind), tempfile.TemporaryDirectory() as folder:
+                model = os.path.join(folder, "m.gguf")
+                status, out, error = linkcpp("synth", "--like", "granite-1b-a400m", "--layers", "4", "--experts", "8",
+                                             "--vocab", "512", "--type", kind, "-o", model)
+                self.assertEqual(status, 0, out + error)
+                status, out, error = linkcpp("matrix", "-m", model, "--layer", "0", "--rows", "2", "--backends", backends,
+                                             "--require", backends, "--json")
+                self.assertEqual(status, 0, error)
+                cells = {c["backend"]: c["by_row"] for c in json.loads(out)["groups"][0]["oracle"]}
+                for backend, figures in cells.items():
+                    self.assertGreaterEqual(figures["cosine"], least, backend)
+                if kind == "F16" and IN_ROOT:
+                    self.assertEqual(cells["neon"]["kernel_models"], "cpu")
+                    self.assertEqual(cells["dotprod"]["kernel_models"], "cpu, f16 sums")
+
     def test_a_library_of_ones_own(self):
         with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
             toy(file.name, gguf.GGMLQuantizationType.Q4_K)
