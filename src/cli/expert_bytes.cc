@@ -12,7 +12,7 @@ ExpertSlabs ExpertBytes::slabs() const {
 
 Result<ExpertBytes> LoadExpertBytes(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert) {
   ExpertBytes out;
-  ASSIGN_OR_RETURN(static_cast<SlabBytes&>(out), ReadSlabs(model, plan, expert));
+  ASSIGN_OR_RETURN(static_cast<RawExpert&>(out), ReadSlabs(model, plan, expert));
   for (const ExpertTensor& tensor : plan.layer->tensors) {
     auto& shape = out.shape.projections[static_cast<std::size_t>(tensor.projection)];
     if (tensor.kind == SlabKind::kWeight) {

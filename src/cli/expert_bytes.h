@@ -9,7 +9,7 @@
 
 namespace linkcpp {
 
-struct ExpertBytes : SlabBytes {
+struct ExpertBytes : RawExpert {
   ExpertShape shape;
   ExpertSlabs slabs() const;  // views into this
 };

@@ -71,13 +71,13 @@ Result<LayerPlan> PlanLayer(const ModelFile& model, std::uint32_t layer) {
   return plan;
 }
 
-Result<SlabBytes> ReadSlabs(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert) {
+Result<RawExpert> ReadSlabs(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert) {
   if (expert >= plan.layer->n_experts) {
     return Fail(FaultCode::kRefused, "layer {} has experts 0 to {}, not {}", plan.layer->layer.value,
                 plan.layer->n_experts - 1, expert);
   }
   ASSIGN_OR_RETURN(const auto slabs, model.Slabs({plan.layer->layer, ExpertId(static_cast<std::uint16_t>(expert))}));
-  SlabBytes out;
+  RawExpert out;
   for (const SlabRef& slab : slabs) {
     if (slab.kind == SlabKind::kInputScale) continue;
     auto& bytes = out.parts[static_cast<std::size_t>(slab.projection)][static_cast<std::size_t>(slab.kind)];
@@ -88,7 +88,7 @@ Result<SlabBytes> ReadSlabs(const ModelFile& model, const LayerPlan& plan, std::
 }
 
 Result<OracleExpert> LoadOracleExpert(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert) {
-  ASSIGN_OR_RETURN(const SlabBytes bytes, ReadSlabs(model, plan, expert));
+  ASSIGN_OR_RETURN(const RawExpert bytes, ReadSlabs(model, plan, expert));
   OracleExpert oracle;
   for (std::size_t p = 0; p < bytes.parts.size(); ++p) {
     const ExpertTensor* weight = plan.layer->Find(static_cast<Projection>(p), SlabKind::kWeight);

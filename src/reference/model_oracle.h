@@ -33,11 +33,11 @@ Result<LayerPlan> PlanLayer(const ModelFile& model, std::uint32_t layer);
 Result<OracleExpert> LoadOracleExpert(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert);
 
 // The bytes of one expert as the file has them; empty where the model has no such tensor.
-struct SlabBytes {
+struct RawExpert {
   std::array<std::array<std::vector<std::byte>, 3>, kProjections> parts;  // [projection][weight, bias, scale]
 };
 // kRefused: no such expert. kLocal: reading failed.
-Result<SlabBytes> ReadSlabs(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert);
+Result<RawExpert> ReadSlabs(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert);
 
 // The model's own router of this layer. kRefused: the model has none under the usual name.
 Result<Router> LoadRouter(const ModelFile& model, const LayerPlan& plan);
