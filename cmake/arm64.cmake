@@ -6,6 +6,8 @@ set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
 set(CMAKE_SYSROOT /opt/arm64)
 set(CMAKE_CXX_COMPILER clang++)
 set(CMAKE_CXX_COMPILER_TARGET aarch64-linux-gnu)
+# Named in full: found through /lib, a link, its headers would be noted under a path that ninja can not follow.
+set(CMAKE_CXX_FLAGS_INIT --gcc-install-dir=${CMAKE_SYSROOT}/usr/lib/gcc/aarch64-linux-gnu/16)
 set(CMAKE_EXE_LINKER_FLAGS_INIT -fuse-ld=lld)
 set(CMAKE_SHARED_LINKER_FLAGS_INIT -fuse-ld=lld)
 set(CMAKE_MODULE_LINKER_FLAGS_INIT -fuse-ld=lld)
