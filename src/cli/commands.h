@@ -1,5 +1,6 @@
 // One function per subcommand of `linkcpp`. Each adds its options to the app and sets a callback that returns the exit
-// status through `status`: 0 done, 1 failed, 2 wrong usage. A new subcommand is one file, one line here, one in main.cc.
+// status through `status`: 0 done, 1 failed, 2 wrong usage. A new subcommand is one file, one line here, one in
+// main.cc.
 #pragma once
 
 #include <CLI/CLI.hpp>

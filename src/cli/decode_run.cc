@@ -146,10 +146,10 @@ Result<void> RunDecoder(const DecodeJob& job, std::size_t n_positions, const Dec
   if (events.still_attached && ::mkfifo(hold.c_str(), 0600) != 0) {
     return Fail(FaultCode::kLocal, "no pipe at {}: {}", hold, std::strerror(errno));
   }
-  ASSIGN_OR_RETURN(const auto child,
-                   StartChild(job, {job.program, "logits", job.model, job.tokens_file, out, std::to_string(job.n_batch),
-                                    std::to_string(job.n_steps), std::to_string(job.n_threads),
-                                    events.still_attached ? hold : "-", std::format("{}", job.noise), std::to_string(job.seed)}));
+  ASSIGN_OR_RETURN(const auto child, StartChild(job, {job.program, "logits", job.model, job.tokens_file, out,
+                                                      std::to_string(job.n_batch), std::to_string(job.n_steps),
+                                                      std::to_string(job.n_threads), events.still_attached ? hold : "-",
+                                                      std::format("{}", job.noise), std::to_string(job.seed)}));
   LogitStream stream(n_positions);
   auto next_tick = std::chrono::steady_clock::now();
   std::optional<std::string> ended;

@@ -28,8 +28,8 @@ struct DecodeJob {
   std::string tokens_file;  // ids, one a line
   std::size_t n_batch = 32, n_steps = 1;
   int n_threads = 1;
-  double noise = 0;        // power added to what experts return, relative to it
-  std::uint64_t seed = 1;  // of the noise
+  double noise = 0;                                // power added to what experts return, relative to it
+  std::uint64_t seed = 1;                          // of the noise
   std::map<std::string, std::string> environment;  // on top of ours
 };
 

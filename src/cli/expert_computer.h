@@ -7,9 +7,9 @@
 #include <string>
 
 #include "base/result.h"
-#include "reference/model_oracle.h"
 #include "cli/worker_probe.h"
 #include "kernel/device.h"
+#include "reference/model_oracle.h"
 
 namespace linkcpp {
 

@@ -336,10 +336,12 @@ void AddServeCommand(CLI::App& app, CommandContext& context) {
   command->add_option("--plugin", options->plugin, "libggml-linkcpp.so (default: ../lib beside this program)");
   command->add_option("--host-binary", options->host_binary, "llama-server")->capture_default_str();
   command
-      ->add_flag("--auto", options->automatic,
-                 "plan for this machine as `linkcpp plan` does, and start llama-server with that; arguments after -- win")
+      ->add_flag(
+          "--auto", options->automatic,
+          "plan for this machine as `linkcpp plan` does, and start llama-server with that; arguments after -- win")
       ->excludes("--no-backbone");
-  command->add_option("--nodes", options->nodes, "with --auto: nodes.json of the workers that will join (docs/planner.md)")
+  command
+      ->add_option("--nodes", options->nodes, "with --auto: nodes.json of the workers that will join (docs/planner.md)")
       ->needs("--auto");
   command->add_flag("--json", options->json, "print events as JSON, one a line");
   command->add_option("host-arguments", options->host_arguments, "after --: arguments for llama-server");

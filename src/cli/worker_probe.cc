@@ -85,8 +85,7 @@ Result<NodeStatus> Choose(const StatusReply& status, const WorkerProbeOptions& o
 
 class Probe final : public WorkerProbe {
  public:
-  Probe(const WorkerProbeOptions& options, NodeStatus node)
-      : options_(options), node_(std::move(node)) {}
+  Probe(const WorkerProbeOptions& options, NodeStatus node) : options_(options), node_(std::move(node)) {}
 
   Result<void> Begin(const ModelFile& model, LogSink& log) {
     BackboneOptions backbone;
