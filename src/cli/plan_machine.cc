@@ -146,6 +146,22 @@ Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, con
     ASSIGN_OR_RETURN(const StatusReply status, AskStatus(wish.swarm_url, wish.swarm_token));
     machine.nodes = NodesOf(status, sizes, assumptions);
     if (machine.nodes.empty()) return Fail(FaultCode::kGone, "{} has no node to plan with", wish.swarm_url);
+    // A coordinator on loopback has its workers on this machine: what they may still fill is not free for anything
+    // else.
+    const std::string_view url = wish.swarm_url;
+    const bool is_here = url.contains("//127.") || url.contains("//localhost") || url.contains("//[::1]");
+    if (is_here && wish.ram.empty()) {
+      std::uint64_t promised = 0;
+      for (const NodeStatus& node : status.nodes) {
+        const std::uint64_t held = status.n_slices > 0 ? status.expert_bytes / status.n_slices * node.slices_ready : 0;
+        promised += node.memory_bytes - std::min(node.memory_bytes, held);
+      }
+      machine.ram_bytes -= std::min(machine.ram_bytes, promised);
+      assumptions.push_back(
+          std::format("the swarm's nodes are on this machine: {:.2f} GiB that they may still fill is "
+                      "taken off its RAM",
+                      Gib(promised)));
+    }
   }
   machine.ram_gbs = wish.ram_rate ? *wish.ram_rate : MeasureReading();
   const unsigned n_cores = std::max(1u, std::thread::hardware_concurrency());

@@ -37,6 +37,7 @@ Result<HttpEndpoint> Endpoint(const Options& options) {
     }
     ASSIGN_OR_RETURN(const std::optional<ServeRecord> record, LoadServeRecord(folder));
     if (!record) {
+      if (!url.empty()) return Fail(FaultCode::kLocal, "no token for {}: set LINKCPP_TOKEN", url);
       return Fail(FaultCode::kLocal,
                   "no `linkcpp serve` has run here: say where with --url (or LINKCPP_COORDINATOR) and LINKCPP_TOKEN");
     }

@@ -13,7 +13,9 @@ namespace {
 constexpr double kUnknownReadGbs = 10, kUnknownRttMs = 1;
 constexpr std::uint64_t kEnoughDispatches = 20;
 
-double MeanSliceBytes(const ModelSizes& sizes) {
+// Of the model that the swarm serves, which need not be the one that is planned.
+double MeanSliceBytes(const StatusReply& status, const ModelSizes& sizes) {
+  if (status.n_slices > 0) return static_cast<double>(status.expert_bytes) / static_cast<double>(status.n_slices);
   double bytes = 0, slices = 0;
   for (const LayerSizes& layer : sizes.layers) {
     bytes += static_cast<double>(layer.expert_bytes);
@@ -63,7 +65,7 @@ std::vector<Node> NodesOf(const StatusReply& status, const ModelSizes& sizes, st
     const bool has_speed = said.dispatches >= kEnoughDispatches && said.busy_us > 0;
     const double busy_ms =
         has_speed ? static_cast<double>(said.busy_us) / 1000 / static_cast<double>(said.dispatches) : 0;
-    node.read_gbs = has_speed ? static_cast<double>(said.pairs_computed) * MeanSliceBytes(sizes) /
+    node.read_gbs = has_speed ? static_cast<double>(said.pairs_computed) * MeanSliceBytes(status, sizes) /
                                     (static_cast<double>(said.busy_us) * 1e3)
                               : kUnknownReadGbs;
     const double dispatch_ms = DispatchMs(status, said.node_id);

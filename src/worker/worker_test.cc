@@ -275,6 +275,7 @@ TEST_F(WorkerTest, KeepsServingWhileTheCoordinatorIsAwayAndJoinsAgain) {
   RunningWorker worker(coordinator, cache.path(), 1 << 30);
   TestBackbone backbone(coordinator);
   ASSERT_TRUE(Soon([&] { return backbone.swarm->CoveredSlices() == n_slices(); }));
+  ASSERT_TRUE(worker.Ready(n_slices()));  // its figures lag behind what the backbone knows
   const std::uint64_t downloaded = worker.progress().downloaded_bytes;
   coordinator.Stop();
   ASSERT_TRUE(Soon([&] { return worker.progress().state == "reconnecting"; }));
