@@ -340,8 +340,19 @@ Result<void> WriteText(const std::string& path, const std::string& text) {
   return {};
 }
 
+struct JsonContender {
+  std::string id, name;
+  std::string missing;  // why it will be skipped
+};
+
 Result<void> List(const Options& options) {
   ASSIGN_OR_RETURN(const auto contenders, Chosen(options));
+  if (options.json) {
+    std::vector<JsonContender> list;
+    for (const Contender& contender : contenders) list.push_back({contender.id, contender.name, contender.missing});
+    std::println("{}", glz::write_json(list).value_or("[]"));
+    return {};
+  }
   for (const Contender& contender : contenders) {
     std::println("{:<12} {:<28} {}", contender.id, contender.name,
                  contender.missing.empty() ? "will be tried" : "skipped: " + contender.missing);
