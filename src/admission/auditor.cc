@@ -26,6 +26,7 @@ constexpr milliseconds kFirstPause{500};
 constexpr seconds kLongestPause{30};
 constexpr seconds kOverTimeEvery{2};
 constexpr std::size_t kMaxSamples = 256;
+constexpr int kOpinionsAtOnce = 4;  // of one worker: its queue is for live traffic
 constexpr double kMaxCreditS = 0.5;
 constexpr std::uint64_t kOracleAnyway = 8;  // one in so many samples is judged here though another holder agrees
 
@@ -212,7 +213,8 @@ bool Auditor::Examine(Swarm& swarm, Subject& subject) {
     const ExpertId expert = ChooseExpert(subject, layer);
     const Canaries canaries = CanariesOf(plan);
     subject.exams[layer] = {.expert = expert, .n_out = 2};
-    Asked asked{.worker = subject.offer.worker, .slice = {LayerId(layer), expert}};
+    Asked asked{
+        .worker = subject.offer.worker, .slice = {LayerId(layer), expert}, .holds = subject.offer.holds, .sample = {}};
     const auto alone = std::span(canaries.rows).subspan(canaries.judged * plan.n_in, plan.n_in);
     Ask(swarm, asked, plan.recipe, alone, plan.n_in, plan.n_out);
     asked.judged = canaries.judged;
@@ -245,6 +247,7 @@ bool Auditor::Handle(Swarm& swarm, Arrived arrived) {
   if (asked.kind == Asked::Kind::kSecondOpinion) {
     // Whoever answered, it is about the worker of the sample; without an answer we look ourselves.
     const LiveSample& sample = *asked.sample;
+    if (subject != nullptr) --subject->opinions;
     Subject* const sampled = Find(sample.worker);
     if (sampled == nullptr) return false;
     const bool agrees = arrived.answer.has_value() && SameBits(*arrived.answer, sample.y);
@@ -263,7 +266,7 @@ bool Auditor::Handle(Swarm& swarm, Arrived arrived) {
       ++sampled->check.spot_checks;
       sampled->news = true;
     } else {
-      samples_.push_back(asked.sample);  // two workers disagree: it waits for its turn
+      Queue(asked.sample);  // two workers disagree, or one is busy: it waits for its turn
     }
     return true;
   }
@@ -276,7 +279,10 @@ bool Auditor::Handle(Swarm& swarm, Arrived arrived) {
   if (!arrived.answer.has_value()) {
     const Fault& fault = arrived.answer.error();
     if (running != nullptr) running->failed = true;
-    if (canary && fault.code == FaultCode::kRefused) {
+    const bool stale = asked.holds != subject->offer.holds;  // it has stated other holdings since: asked anew
+    if (canary && fault.code == FaultCode::kRefused && stale) {
+      log_.Debug("worker {} refused a check of what it holds no more", subject->offer.node_id);
+    } else if (canary && fault.code == FaultCode::kRefused) {
       if (!subject->closed.contains(layer)) CloseLayer(*subject, layer, "it says: " + fault.text);
     } else if (canary) {
       subject->pause = std::clamp<Duration>(2 * subject->pause, kFirstPause, kLongestPause);
@@ -345,7 +351,8 @@ bool Auditor::LookAtSamples(Swarm& swarm) {
     std::vector<WorkerNumber> others;
     for (const auto& [number, other] : subjects_) {
       if (number == sample.worker || other.is_gpu || other.offer.kernel_class != subject->offer.kernel_class) continue;
-      if (!other.offer.admitted.contains(sample.slice.layer.value)) continue;
+      if (other.opinions >= kOpinionsAtOnce) continue;
+      if (options_.canaries && !other.offer.admitted.contains(sample.slice.layer.value)) continue;
       const auto layer = other.offer.holds->find(sample.slice.layer.value);
       if (layer == other.offer.holds->end()) continue;
       if (std::ranges::binary_search(layer->second, sample.slice.expert.value)) others.push_back(number);
@@ -357,24 +364,29 @@ bool Auditor::LookAtSamples(Swarm& swarm) {
                   .worker = others[rng_.Below(others.size())],
                   .slice = shared->slice,
                   .sample = shared};
+      ++Find(asked.worker)->opinions;
       Ask(swarm, asked, shared->recipe, shared->x, static_cast<std::uint32_t>(shared->x.size()),
           static_cast<std::uint32_t>(shared->y.size()));
       continue;
     }
-    if (samples_.size() >= kMaxSamples) {
-      if (Subject* const oldest = Find(samples_.front()->worker)) {
-        ++oldest->check.skipped;
-        oldest->news = true;
-      }
-      samples_.pop_front();
-    }
-    samples_.push_back(std::move(shared));
+    Queue(std::move(shared));
   }
   if (samples_.empty() || !HasBudget()) return did;
   const auto sample = samples_.back();  // the newest first: it finds soonest who has turned wrong
   samples_.pop_back();
   JudgeSample(swarm, *sample);
   return true;
+}
+
+void Auditor::Queue(std::shared_ptr<const LiveSample> sample) {
+  while (samples_.size() >= kMaxSamples) {
+    if (Subject* const oldest = Find(samples_.front()->worker)) {
+      ++oldest->check.skipped;
+      oldest->news = true;
+    }
+    samples_.pop_front();
+  }
+  samples_.push_back(std::move(sample));
 }
 
 void Auditor::JudgeSample(Swarm& swarm, const LiveSample& sample) {

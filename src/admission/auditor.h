@@ -53,6 +53,7 @@ class Auditor {
     WorkerNumber worker = 0;
     SliceId slice;
     std::size_t judged = 0;                    // which row of the answer
+    std::shared_ptr<const SliceLists> holds;   // what the worker said it had when it was asked
     std::shared_ptr<const LiveSample> sample;  // kSecondOpinion
   };
   struct Arrived {
@@ -79,6 +80,7 @@ class Auditor {
     Duration pause{};
     std::set<SliceId> judged;
     bool asked_over_time = false;
+    int opinions = 0;  // second opinions that it owes
     bool news = true;  // its check changed since it was recorded
   };
   struct Canaries {           // of one layer
@@ -97,6 +99,7 @@ class Auditor {
   Verdict Judge(Swarm& swarm, Subject& subject, SliceId slice, const Recipe& recipe, std::span<const float> x,
                 std::span<const float> y, bool canary);
   void JudgeSample(Swarm& swarm, const LiveSample& sample);
+  void Queue(std::shared_ptr<const LiveSample> sample);  // to be judged here; drops the oldest when there are too many
   void Ask(Swarm& swarm, const Asked& asked, const Recipe& recipe, std::span<const float> x, std::uint32_t n_in,
            std::uint32_t n_out);
   Canaries CanariesOf(const LayerPlan& plan) const;  // the same every time

@@ -379,6 +379,10 @@ void Act(const Options& options, CommandContext& context) {
   }
   const auto report = Run(options);
   if (!report.has_value()) return ReportFault(context, report.error(), options.json);
+  if (std::ranges::none_of(report->backends, [](const BackendReport& row) { return row.state == "ran"; })) {
+    const std::string why = report->backends.empty() ? "" : ": " + report->backends.front().reason;
+    return ReportFault(context, {FaultCode::kLocal, "no backend ran, so nothing was compared" + why}, options.json);
+  }
   if (options.json) {
     std::println("{}", glz::write_json(*report).value_or("{}"));
   } else {

@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::size_t kAnswersRemembered = 8;
 constexpr std::size_t kMaxExpelled = 65'536;
+constexpr std::size_t kChecksKept = 512;  // about 400 bytes each in a report, of which the coordinator takes 4 MB
 
 }  // namespace
 
@@ -24,6 +25,11 @@ std::vector<WorkerOffer> SwarmCore::Offers() const {
     offers.push_back({number, worker->node_id, worker->kernel_class, worker->holds, worker->admitted});
   }
   return offers;
+}
+
+bool SwarmCore::ConnectedLocked(const std::string& node_id) const {
+  return std::ranges::any_of(
+      workers_, [&](const auto& entry) { return entry.second->node_id == node_id && !entry.second->lost; });
 }
 
 void SwarmCore::EnterTableLocked(WorkerLink& worker) {
@@ -148,7 +154,7 @@ std::vector<std::uint32_t> SwarmCore::DrawSamplesLocked(std::span<const std::uin
 }
 
 void SwarmCore::NoteAnswerLocked(WorkerLink& worker, const Flight& flight) {
-  if (!options_.gated) return;
+  if (!options_.gated && !(options_.spot_share > 0)) return;
   if (worker.last_answers.size() == kAnswersRemembered) worker.last_answers.pop_front();
   worker.last_answers.push_back({flight.layer, flight.experts, flight.pairs.size(), clock_.Now()});
 }
@@ -162,7 +168,10 @@ std::vector<LiveSample> SwarmCore::TakeSamples() {
 
 void SwarmCore::Record(const NodeCheck& check) {
   std::lock_guard lock(mutex_);
-  if (checks_.size() >= kMaxExpelled && !checks_.contains(check.node_id)) return;
+  // A worker that restarts is a new node: what is known of those that left goes, refusals too once they are many.
+  if (checks_.size() >= kChecksKept && !checks_.contains(check.node_id)) {
+    std::erase_if(checks_, [this](const auto& entry) { return !ConnectedLocked(entry.first); });
+  }
   checks_[check.node_id] = check;
 }
 

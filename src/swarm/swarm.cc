@@ -101,8 +101,8 @@ void SwarmCore::LoseLocked(WorkerLink& worker, const Fault& fault) {
 
 void SwarmCore::FailFlightLocked(WorkerLink& worker, Flight& flight, Flight::State state, const Fault& fault) {
   flight.state = state;
+  if (const OnAnswer on_answer = std::exchange(flight.on_answer, {})) return on_answer(std::unexpected(fault));
   ++worker.figures->faults;
-  if (const OnAnswer on_answer = std::exchange(flight.on_answer, {})) on_answer(std::unexpected(fault));
   Call* const call = std::exchange(flight.call, nullptr);
   if (call == nullptr) return;
   call->last_fault = {fault.code, "worker " + worker.node_id + ": " + fault.text};
@@ -315,6 +315,10 @@ Result<void> SwarmCore::On(WorkerLink& worker, const FaultMessage& fault) {
       FailFlightLocked(worker, *flight, Flight::State::kFailed, said);
       return Fail(FaultCode::kMalformed, "the worker could not decode dispatch {}: {}", fault.id, said.text);
     }
+    if (flight->on_answer) {  // a question says nothing of how it serves
+      FailFlightLocked(worker, *flight, Flight::State::kFailed, said);
+      return {};
+    }
     if (fault.code == FaultCode::kRefused) {
       // It does not hold one of them, or not for this recipe. Which one shows when they are asked for one by one; a new
       // Holdings message may bring it back.
@@ -415,7 +419,9 @@ BackboneReport SwarmCore::Report() const {
       link.connected = !worker->lost;
       live.push_back({worker, index.at(worker->node_id)});
     }
-    for (const auto& [node_id, check] : checks_) report.checks.push_back(check);
+    for (const auto& [node_id, check] : checks_) {
+      if (check.state == "refused" || ConnectedLocked(node_id)) report.checks.push_back(check);
+    }
     for (const auto& [layer, pairs] : heat_) report.heat.push_back({layer, pairs});
   }
   std::ranges::sort(report.heat, {}, &LayerHeat::layer);

@@ -99,6 +99,7 @@ class SwarmCore final : public Swarm {
   void SignalLocked();
 
   // ---- checks.cc
+  bool ConnectedLocked(const std::string& node_id) const;
   void EnterTableLocked(WorkerLink& worker);  // what it holds, as far as it is admitted
   // Positions in flight.pairs of the pairs to keep a sample of.
   std::vector<std::uint32_t> DrawSamplesLocked(std::span<const std::uint32_t> positions);
