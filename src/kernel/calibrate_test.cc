@@ -35,9 +35,12 @@ TEST(Calibrate, MeasuresWhatItIsGiven) {
                          .qk_norms = true};
   const auto all = Calibrate(kinds, shape, **device, 0.05, 4 << 20);
   ASSERT_TRUE(all) << all.error().text;
-  for (const double figure :
-       {all->dense_gbs, all->expert_gbs, all->attention_seconds, all->router_seconds, all->graph_seconds}) {
+  for (const double figure : {all->dense_gbs, all->expert_gbs}) {
     EXPECT_TRUE(std::isfinite(figure) && figure > 0) << figure;
+  }
+  // Differences of two times each: nothing is left of them when something else takes the cores.
+  for (const double figure : {all->attention_seconds, all->router_seconds, all->graph_seconds}) {
+    EXPECT_TRUE(std::isfinite(figure) && figure >= 0) << figure;
   }
   const auto dense_only = Calibrate(std::span(kinds).subspan(1), shape, **device, 0.05, 4 << 20);
   ASSERT_TRUE(dense_only);
