@@ -242,6 +242,36 @@ TEST_F(AuditorTest, WithoutTimeSamplesAreCountedAsSkipped) {
   EXPECT_EQ(CheckOf("w").skipped, 560u - 256u);
 }
 
+TEST_F(AuditorTest, SecondOpinionsThatDoNotComeDoNotPileUp) {
+  Make({.spot_share = 1}, {.cpu_share = 0});
+  Add("a", {{0, "0:16"}});
+  FakeWorker& busy = Add("b", {{0, "0:16"}});
+  Run();
+  busy.mood = [] { return FakeWorker::Mood::kBusy; };
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(Compute({1, 2, 3, 4}).has_value());
+    Run(milliseconds(2));
+  }
+  Run();
+  EXPECT_EQ(CheckOf("a").skipped, 400u - 256u);
+  EXPECT_EQ(CheckOf("b").state, "admitted");
+}
+
+TEST_F(AuditorTest, ARefusalOfWhatAWorkerHoldsNoMoreClosesNothing) {
+  Make();
+  FakeWorker& worker = Add("w", {{2, "0:16"}});
+  worker.mood = [] { return FakeWorker::Mood::kRefuses; };
+  worker.hold_back = true;
+  Run();
+  worker.Hold({{2, "0:8"}});
+  Run();
+  worker.Release();  // the refusals of questions from before
+  worker.hold_back = false;
+  worker.mood = [] { return FakeWorker::Mood::kHonest; };
+  Run(seconds(1));
+  EXPECT_EQ(swarm_->CoveredSlices(), 8u);
+}
+
 TEST_F(AuditorTest, ASilentWorkerHoldsNobodyUpAndIsCutOffByTheDeadline) {
   Make({.deadline = milliseconds(500)});
   FakeWorker& silent = Add("silent", {{0, "0:16"}});

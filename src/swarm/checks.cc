@@ -99,8 +99,10 @@ void SwarmCore::Ask(WorkerNumber number, LayerId layer, const Recipe& recipe, st
   flight->experts.erase(std::unique(flight->experts.begin(), flight->experts.end()), flight->experts.end());
 
   WorkerPtr worker;
+  std::string why;
   {
     std::lock_guard lock(mutex_);
+    if (const auto lost = lost_because_.find(number); lost != lost_because_.end()) why = ": " + lost->second;
     const auto entry = workers_.find(number);
     if (entry != workers_.end() && !entry->second->lost) {
       worker = entry->second;
@@ -115,7 +117,7 @@ void SwarmCore::Ask(WorkerNumber number, LayerId layer, const Recipe& recipe, st
     }
   }
   if (worker == nullptr) {
-    on_answer(Fail(FaultCode::kGone, "the worker has gone"));
+    on_answer(Fail(FaultCode::kGone, "the worker has gone{}", why));
     return;
   }
   const auto rows = std::as_bytes(x);

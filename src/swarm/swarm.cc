@@ -18,6 +18,7 @@ constexpr auto kAvoidAfterFault = std::chrono::milliseconds(50);
 constexpr int kFaultsInARow = 8;  // then the link is closed
 constexpr std::size_t kMaxNodesReported = 4096;
 constexpr std::size_t kMaxSamples = 64;
+constexpr std::size_t kLossesRemembered = 256;
 
 double MicrosecondsBetween(TimePoint from, TimePoint to) {
   return std::chrono::duration<double, std::micro>(to - from).count();
@@ -95,6 +96,8 @@ void SwarmCore::LoseLocked(WorkerLink& worker, const Fault& fault) {
   if (worker.lost) return;
   worker.lost = true;
   table_.Remove(worker.number);
+  lost_because_.emplace(worker.number, fault.text);
+  if (lost_because_.size() > kLossesRemembered) lost_because_.erase(lost_because_.begin());
   auto flights = std::exchange(worker.flights, {});
   for (auto& [id, flight] : flights) FailFlightLocked(worker, *flight, Flight::State::kFailed, fault);
 }

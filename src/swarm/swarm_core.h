@@ -145,7 +145,8 @@ class SwarmCore final : public Swarm {
   std::unordered_map<std::uint16_t, std::vector<std::uint64_t>> heat_;  // [layer][expert]
   BackboneReport totals_;                                               // without links and heat
   std::map<std::string, std::string> expelled_;                         // node: why
-  std::map<std::string, NodeCheck> checks_;                             // by node
+  std::map<WorkerNumber, std::string> lost_because_;  // of the latest, for questions that come too late
+  std::map<std::string, NodeCheck> checks_;           // by node
   std::deque<LiveSample> samples_;
   Rng sample_rng_;
   std::uint64_t pairs_to_sample_ = 0;  // live pairs until the next sample

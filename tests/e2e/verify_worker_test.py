@@ -122,7 +122,7 @@ class VerifyWorker(unittest.TestCase):
                     self.assertTrue(all(not e["measure"]["inside"] for e in report["experts"]), "every expert is seen")
 
     def test_frames_that_break_the_rules_are_named(self):
-        for evil, words in (("drop", "asked for 3 rows of 256 values, it answers 2"), ("stale", "which is not outstanding"),
+        for evil, words in (("drop", "asked for 3 rows of 256 values of type 0, the answer has 2"), ("stale", "which is not outstanding"),
                             ("twice", "which is not outstanding")):
             with self.subTest(evil), Swarm(AUSTEN, env=UNGUARDED) as swarm:
                 self.hostile(swarm, "--evil", evil)
