@@ -137,6 +137,11 @@ bool Auditor::Renew(Swarm& swarm) {
       subject.check.node_id = offer.node_id;
       subject.check.kernel_class = offer.kernel_class;
       subject.check.state = options_.canaries ? "checking" : "admitted";
+      if (!options_.ggml.empty() && !offer.kernel_class.starts_with(options_.ggml + "/")) {
+        log_.Warning("worker {} computes with {}, this backbone has {}: their bits may differ{}", offer.node_id,
+                     offer.kernel_class.substr(0, offer.kernel_class.find('/')), options_.ggml,
+                     options_.canaries ? ", its results must lie within the derived bounds" : "");
+      }
     } else if (subject.offer.holds != offer.holds) {
       did = true;
       subject.closed.clear();

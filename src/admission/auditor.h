@@ -28,6 +28,7 @@ namespace linkcpp {
 struct AuditorOptions {
   bool canaries = true;     // false: only spot checks
   double cpu_share = 0.02;  // of one core, at most, for spot checks judged here and for experts checked over time
+  std::string ggml;         // "ggml-0.27.0": a worker with another one is named in the log; "": none is
   std::uint64_t seed = 0;   // of canary rows and choices; 0: drawn, so that no worker knows them
 };
 

@@ -318,6 +318,16 @@ TEST_F(AuditorTest, LayersAndExpertsThatDoNotExistAreNotAskedFor) {
   EXPECT_THAT(log_.all, HasSubstr("it claims expert 16 of 16"));
 }
 
+TEST_F(AuditorTest, AWorkerWithAnotherGgmlIsNamedAndJudgedLikeAnyOther) {
+  Make({}, {.ggml = "ggml-0.27.0"});
+  Add("same", {{0, "0:16"}});
+  Add("other", {{0, "0:16"}}, "ggml-0.28.1/CPU/test/0/libc");
+  Run();
+  EXPECT_THAT(log_.all, HasSubstr("worker other computes with ggml-0.28.1, this backbone has ggml-0.27.0"));
+  EXPECT_THAT(log_.all, ::testing::Not(HasSubstr("worker same computes with")));
+  EXPECT_EQ(CheckOf("other").state, "admitted");
+}
+
 TEST_F(AuditorTest, EveryExpertIsJudgedOverTime) {
   Make({}, {.cpu_share = 1});
   Add("w", {{0, "0:16"}, {1, "0:16"}});

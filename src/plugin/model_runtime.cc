@@ -1,6 +1,7 @@
 #include "plugin/model_runtime.h"
 
 #include <fcntl.h>
+#include <ggml.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -106,9 +107,11 @@ Result<std::unique_ptr<ModelRuntime>> ModelRuntime::Open(const std::string& path
   SwarmOptions swarm{.allow_local = config.allow_local, .deadline = config.deadline, .hedge_after = config.hedge_after};
   const bool audited = !config.coordinator.empty() && (config.canaries || config.spot_share > 0);
   if (audited) {
-    runtime->auditor_ = std::make_unique<Auditor>(
-        runtime->model_, &runtime->second_kernel_,
-        AuditorOptions{.canaries = config.canaries, .cpu_share = config.check_cpu_share}, runtime->clock_, log);
+    runtime->auditor_ = std::make_unique<Auditor>(runtime->model_, &runtime->second_kernel_,
+                                                  AuditorOptions{.canaries = config.canaries,
+                                                                 .cpu_share = config.check_cpu_share,
+                                                                 .ggml = std::format("ggml-{}", ggml_version())},
+                                                  runtime->clock_, log);
     swarm.gated = config.canaries;
     swarm.spot_share = config.spot_share;
     swarm.on_news = [auditor = runtime->auditor_.get()] { auditor->Wake(); };
