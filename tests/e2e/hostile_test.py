@@ -28,7 +28,7 @@ FRAME_EVILS = {"drop": r"disconnected: dispatch \d+ asked for \d+ rows of .*, th
                "twice": r"disconnected: an answer to dispatch \d+, which is not outstanding",
                "stale": r"disconnected: an answer to dispatch \d+, which is not outstanding"}
 NUMBER_EVILS = ["swap", "zero", "renormalise", "nan", "other-layer", "wrong-row", "nibble", "scale", "activation"]
-# Wrong dispatches that may pass before it is cut off when every result is checked. Seen: 1 to 10 on idle cores, 163 with three
+# Wrong dispatches that may pass before it is cut off when every result is checked. Seen: 2 to 7 on quiet cores, 163 with three
 # busy loops on two cores (the checks get no time either). One round of requests has about 200.
 CUT_OFF_WITHIN = 600
 UNGUARDED = {"LINKCPP_CANARIES": "off", "LINKCPP_SPOT_CHECKS": "0"}
