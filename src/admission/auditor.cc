@@ -34,10 +34,6 @@ double Finite(double value) {
   return std::isfinite(value) ? value : 1e300;
 }
 
-bool SameBits(std::span<const float> a, std::span<const float> b) {
-  return BitIdentical(a, b);
-}
-
 }  // namespace
 
 struct Auditor::Inbox {
@@ -255,7 +251,7 @@ bool Auditor::Handle(Swarm& swarm, Arrived arrived) {
     if (subject != nullptr) --subject->opinions;
     Subject* const sampled = Find(sample.worker);
     if (sampled == nullptr) return false;
-    const bool agrees = arrived.answer.has_value() && SameBits(*arrived.answer, sample.y);
+    const bool agrees = arrived.answer.has_value() && BitIdentical(*arrived.answer, sample.y);
     if (agrees && rng_.Below(kOracleAnyway) != 0) {
       ++sampled->check.spot_checks;
       sampled->news = true;
@@ -263,7 +259,7 @@ bool Auditor::Handle(Swarm& swarm, Arrived arrived) {
     }
     if (arrived.answer.has_value() && !agrees && subject != nullptr && HasBudget()) {
       (void)Charged(
-          [&] { return Judge(swarm, *subject, sample.slice, sample.recipe, sample.x, *arrived.answer, true); });
+          [&] { return Judge(swarm, *subject, asked.kind, sample.slice, sample.recipe, sample.x, *arrived.answer); });
     }
     if (HasBudget()) {
       JudgeSample(swarm, sample);
@@ -300,7 +296,7 @@ bool Auditor::Handle(Swarm& swarm, Arrived arrived) {
     const Canaries canaries = CanariesOf(plan);
     const auto x = std::span(canaries.rows).subspan(canaries.judged * plan.n_in, plan.n_in);
     const auto y = std::span(*arrived.answer).subspan(asked.judged * plan.n_out, plan.n_out);
-    const auto judge = [&] { return Judge(swarm, *subject, asked.slice, plan.recipe, x, y, true); };
+    const auto judge = [&] { return Judge(swarm, *subject, asked.kind, asked.slice, plan.recipe, x, y); };
     const Verdict verdict = canary ? judge() : Charged(judge);
     if (verdict == Verdict::kWrong) return true;
     if (verdict == Verdict::kNone && running != nullptr) running->failed = true;
@@ -316,18 +312,21 @@ bool Auditor::Handle(Swarm& swarm, Arrived arrived) {
   return true;
 }
 
-Auditor::Verdict Auditor::Judge(Swarm& swarm, Subject& subject, SliceId slice, const Recipe& recipe,
-                                std::span<const float> x, std::span<const float> y, bool canary) {
+Auditor::Verdict Auditor::Judge(Swarm& swarm, Subject& subject, Asked::Kind kind, SliceId slice, const Recipe& recipe,
+                                std::span<const float> x, std::span<const float> y) {
   if (subject.check.state == "refused") return Verdict::kWrong;
-  const auto found = examiner_.Examine(slice, recipe, x, y, subject.is_gpu, subject.check.kernel_model, canary);
+  // Only the canaries of admission are asked of every worker, so only their references are kept.
+  const bool admission = kind == Asked::Kind::kCanary;
+  const auto found = examiner_.Examine(slice, recipe, x, y, subject.is_gpu, subject.check.kernel_model, admission);
   if (!found.has_value()) {
-    if (canary && !subject.closed.contains(slice.layer.value)) {
+    if (admission && !subject.closed.contains(slice.layer.value)) {
       CloseLayer(subject, slice.layer.value, found.error().text);
     }
     return Verdict::kNone;
   }
   NodeCheck& check = subject.check;
-  ++(canary ? check.canaries : check.spot_checks);
+  const bool live = kind == Asked::Kind::kSecondOpinion;  // a row of live traffic
+  ++(!live ? check.canaries : check.spot_checks);
   check.kernel_model = found->model;
   check.worst_cosine = std::min(check.worst_cosine, found->exact.Cosine());
   check.over_bound = std::max(check.over_bound, Finite(found->over_bound));
@@ -337,7 +336,7 @@ Auditor::Verdict Auditor::Judge(Swarm& swarm, Subject& subject, SliceId slice, c
   if (found->right) return Verdict::kRight;
   check.state = "refused";
   check.refusal =
-      std::format("{} failed: {}; {}", canary ? "a check" : "a spot check", found->text, subject.offer.kernel_class);
+      std::format("{} failed: {}; {}", live ? "a spot check" : "a check", found->text, subject.offer.kernel_class);
   RecordNews(swarm);
   swarm.Expel(subject.offer.worker, check.refusal);
   return Verdict::kWrong;
@@ -397,7 +396,9 @@ void Auditor::Queue(std::shared_ptr<const LiveSample> sample) {
 void Auditor::JudgeSample(Swarm& swarm, const LiveSample& sample) {
   Subject* const subject = Find(sample.worker);
   if (subject == nullptr) return;
-  (void)Charged([&] { return Judge(swarm, *subject, sample.slice, sample.recipe, sample.x, sample.y, false); });
+  (void)Charged([&] {
+    return Judge(swarm, *subject, Asked::Kind::kSecondOpinion, sample.slice, sample.recipe, sample.x, sample.y);
+  });
 }
 
 // ---------------------------------------------------------------- all experts over time

@@ -97,8 +97,8 @@ class Auditor {
   void CloseLayer(Subject& subject, std::uint16_t layer, std::string why);
   // Judges one row of a worker; false: it was cut off.
   enum class Verdict : std::uint8_t { kRight, kWrong, kNone };
-  Verdict Judge(Swarm& swarm, Subject& subject, SliceId slice, const Recipe& recipe, std::span<const float> x,
-                std::span<const float> y, bool canary);
+  Verdict Judge(Swarm& swarm, Subject& subject, Asked::Kind kind, SliceId slice, const Recipe& recipe,
+                std::span<const float> x, std::span<const float> y);
   void JudgeSample(Swarm& swarm, const LiveSample& sample);
   void Queue(std::shared_ptr<const LiveSample> sample);  // to be judged here; drops the oldest when there are too many
   void Ask(Swarm& swarm, const Asked& asked, const Recipe& recipe, std::span<const float> x, std::uint32_t n_in,

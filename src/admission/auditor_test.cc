@@ -223,11 +223,14 @@ TEST_F(AuditorTest, OfTwoThatDisagreeTheWrongOneGoes) {
   };
   Add("good", {{0, "0:16"}});
   Run();
+  const std::uint64_t canaries = CheckOf("good").canaries;
   evil = true;
   for (int i = 0; i < 10; ++i) ASSERT_TRUE(Compute({1, 2, 3, 4}).has_value());
   Run();
   EXPECT_EQ(CheckOf("bad").state, "refused");
   EXPECT_EQ(CheckOf("good").state, "admitted");
+  EXPECT_GT(CheckOf("good").spot_checks, 0u);         // its second opinions were judged as what they are
+  EXPECT_LE(CheckOf("good").canaries, canaries + 1);  // at most one over time
 }
 
 TEST_F(AuditorTest, WithoutTimeSamplesAreCountedAsSkipped) {

@@ -137,8 +137,7 @@ Result<Finding> Examiner::Examine(SliceId slice, const Recipe& recipe, std::span
   }
   best.text = std::format(
       "{}: NMSE {:.2e}, where its row format makes {:.2e} and nothing else does; cosine {:.7f}; largest difference "
-      "{:.3g} "
-      "of its derived bound (kernel model: {})",
+      "{:.3g} of its derived bound (kernel model: {})",
       SliceText(slice), best.exact.Nmse(), best.explained, best.exact.Cosine(), best.over_bound, best.model);
   return best;
 }
