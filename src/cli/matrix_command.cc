@@ -1,11 +1,8 @@
 // linkcpp matrix: the same real expert computation on every backend that can be reached here, each against every other
 // and against the oracle.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -13,7 +10,9 @@
 #include <print>
 #include <thread>
 
+#include "cli/beside.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/matrix_cases.h"
 #include "matrix/compare.h"
 #include "matrix/contenders.h"
@@ -45,63 +44,7 @@ constexpr std::uint32_t kDecodedRows = 80;   // of austen-moe, 4 experts each in
 constexpr std::uint32_t kSyntheticRows = 4;  // of the 122B's shape, 8 experts each
 constexpr std::uint32_t kDefaultRows = 8;
 
-volatile std::sig_atomic_t interrupted = 0;
-
-bool KeepGoing() {
-  return interrupted == 0;
-}
-
-// While it lives, Ctrl-C ends the work instead of the program, so that scratch files go away.
-class InterruptGuard {
- public:
-  InterruptGuard() : old_int_(std::signal(SIGINT, &OnSignal)), old_term_(std::signal(SIGTERM, &OnSignal)) {
-    interrupted = 0;
-  }
-  ~InterruptGuard() {
-    std::signal(SIGINT, old_int_);
-    std::signal(SIGTERM, old_term_);
-  }
-  InterruptGuard(const InterruptGuard&) = delete;
-  InterruptGuard& operator=(const InterruptGuard&) = delete;
-
- private:
-  static void OnSignal(int) { interrupted = 1; }
-  void (*old_int_)(int);
-  void (*old_term_)(int);
-};
-
-class ScratchFolder {
- public:
-  static Result<ScratchFolder> Make() {
-    std::error_code error;
-    std::string pattern = (fs::temp_directory_path(error) / "linkcpp-matrix-XXXXXX").string();
-    if (error || ::mkdtemp(pattern.data()) == nullptr) {
-      return Fail(FaultCode::kLocal, "no scratch folder {} (TMPDIR chooses where)", pattern);
-    }
-    return ScratchFolder(pattern);
-  }
-  ScratchFolder(ScratchFolder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
-  ScratchFolder& operator=(ScratchFolder&& other) noexcept {
-    std::swap(path_, other.path_);
-    return *this;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  explicit ScratchFolder(std::string path) : path_(std::move(path)) {}
-  std::string path_;
-};
-
 // ---- where things are
-
-std::string BesideThisProgram(std::string_view name) {
-  std::error_code error;
-  return (fs::read_symlink("/proc/self/exe", error).parent_path() / name).string();
-}
 
 std::string FromEnvironment(const char* name, std::string otherwise) {
   const char* value = std::getenv(name);
@@ -112,14 +55,14 @@ std::string FromEnvironment(const char* name, std::string otherwise) {
 std::string Asset(std::string_view name) {
   const fs::path here = fs::path("assets") / name;
   if (fs::exists(here)) return here.string();
-  return (fs::path(BesideThisProgram("../../../assets")) / name).lexically_normal().string();
+  return (fs::path(ProgramBeside("../../../assets")) / name).lexically_normal().string();
 }
 
 ContenderOptions WhereRowsAre(const Options& options) {
-  return {.row_program = BesideThisProgram("linkcpp-matrix-row"),
+  return {.row_program = ProgramBeside("linkcpp-matrix-row"),
           .arm64_program = FromEnvironment(
               "LINKCPP_ARM64_ROW",
-              fs::path(BesideThisProgram("../../arm64/bin/linkcpp-matrix-row")).lexically_normal().string()),
+              fs::path(ProgramBeside("../../arm64/bin/linkcpp-matrix-row")).lexically_normal().string()),
           .arm64_root = FromEnvironment("LINKCPP_ARM64_ROOT", "/opt/arm64"),
           .n_threads = options.n_threads,
           .timeout_s = options.timeout_s,
@@ -133,7 +76,7 @@ Result<void> AddDefaults(MatrixInput& input, const Options& options, CaseOptions
   ASSIGN_OR_RETURN(const ModelFile small, ModelFile::Open(austen));
   cases.rows_from = "decode";
   cases.n_rows = options.n_rows == 0 ? kDecodedRows : options.n_rows;
-  RETURN_IF_FAULT(AddModel(input, "austen-moe-q4km", small, cases, KeepGoing));
+  RETURN_IF_FAULT(AddModel(input, "austen-moe-q4km", small, cases, InterruptGuard::KeepGoing));
 
   // Four layers are the fewest that llama.cpp takes; the first has Q4_K everywhere, the last Q6_K for down.
   ASSIGN_OR_RETURN(
@@ -141,14 +84,16 @@ Result<void> AddDefaults(MatrixInput& input, const Options& options, CaseOptions
       PlanSynth({.like = "qwen3.5-122b", .type = "Q4_K_M", .layers = 4, .experts = 8, .vocabulary = 2048}));
   const std::string path = cases.scratch + "/122b.gguf";
   ASSIGN_OR_RETURN(const WriteOutcome written,
-                   WriteSynth(plan, path, {.seed = options.seed, .progress = [](auto, auto) { return KeepGoing(); }}));
+                   WriteSynth(plan, path, {.seed = options.seed, .progress = [](auto, auto) {
+                                             return InterruptGuard::KeepGoing();
+                                           }}));
   {
     ASSIGN_OR_RETURN(const ModelFile large, ModelFile::Open(path));
     cases.rows_from = "gaussian";
     cases.n_rows = options.n_rows == 0 ? kSyntheticRows : options.n_rows;
     for (const std::uint32_t layer : {0u, 3u}) {
       cases.layers = {layer};
-      RETURN_IF_FAULT(AddModel(input, "122B's shape (3072 x 1024, made up)", large, cases, KeepGoing));
+      RETURN_IF_FAULT(AddModel(input, "122B's shape (3072 x 1024, made up)", large, cases, InterruptGuard::KeepGoing));
     }
   }
   fs::remove(path);
@@ -162,7 +107,7 @@ Result<MatrixInput> MakeInput(const Options& options, const std::string& scratch
                     .n_rows = options.n_rows == 0 ? kDefaultRows : options.n_rows,
                     .rows_from = options.rows_from.empty() ? "gaussian" : options.rows_from,
                     .text = options.text.empty() ? Asset("austen-moe-val.txt") : options.text,
-                    .capture_program = BesideThisProgram("capture_rows"),
+                    .capture_program = ProgramBeside("capture_rows"),
                     .scratch = scratch,
                     .seed = options.seed};
   if (options.models.empty()) {
@@ -171,7 +116,7 @@ Result<MatrixInput> MakeInput(const Options& options, const std::string& scratch
   }
   for (const std::string& path : options.models) {
     ASSIGN_OR_RETURN(const ModelFile model, ModelFile::Open(path));
-    RETURN_IF_FAULT(AddModel(input, model.name(), model, cases, KeepGoing));
+    RETURN_IF_FAULT(AddModel(input, model.name(), model, cases, InterruptGuard::KeepGoing));
   }
   return input;
 }
@@ -191,7 +136,7 @@ void RunRow(Row& row, const MatrixJob& job, const std::string& scratch) {
   for (ChildCommand command : row.contender.attempts) {
     const std::string answer = scratch + "/answer";
     command.argv.insert(command.argv.end(), {scratch + "/job", answer});
-    const auto done = RunChild(command, KeepGoing);
+    const auto done = RunChild(command, InterruptGuard::KeepGoing);
     if (!done.has_value()) {
       report.state = "failed";
       report.reason = done.error().text;
@@ -273,7 +218,7 @@ Result<std::vector<Contender>> Chosen(const Options& options) {
       return Fail(FaultCode::kRefused, "--add {}: give NAME=PATH, e.g. zen4=/usr/lib/…/libggml-cpu-zen4.so", added);
     }
   }
-  ASSIGN_OR_RETURN(auto all, FindContenders(WhereRowsAre(options), KeepGoing));
+  ASSIGN_OR_RETURN(auto all, FindContenders(WhereRowsAre(options), InterruptGuard::KeepGoing));
   std::string known;
   for (const Contender& contender : all) known += (known.empty() ? "" : ", ") + contender.id;
   for (const auto* names : {&options.backends, &options.require}) {
@@ -313,7 +258,7 @@ Result<MatrixReport> Run(const Options& options) {
     row.report.id = row.contender.id;
     row.report.name = row.contender.name;
     RunRow(row, input.job, scratch.path());
-    if (!KeepGoing()) return Fail(FaultCode::kLocal, "stopped");
+    if (!InterruptGuard::KeepGoing()) return Fail(FaultCode::kLocal, "stopped");
     Say(options, "[{}/{}] {}: {}", rows.size(), contenders.size(), row.report.name,
         row.answer ? std::format("{:.1f} s", row.report.seconds) : row.report.state + ": " + row.report.reason);
     if (row.report.state == "failed") report.inside = false;

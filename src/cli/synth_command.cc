@@ -1,7 +1,6 @@
 // linkcpp synth: makes models to work on where real weights can not be had, and skeletons to plan with.
 #include <unistd.h>
 
-#include <csignal>
 #include <cstdio>
 #include <glaze/glaze.hpp>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "synth/plan.h"
 #include "synth/write.h"
 
@@ -48,35 +48,16 @@ double Gigabytes(std::uint64_t bytes) {
   return static_cast<double>(bytes) / 1e9;
 }
 
-volatile std::sig_atomic_t interrupted = 0;
-
-// While it lives, Ctrl-C asks the writer to stop and clean up instead of ending the program.
-class InterruptGuard {
- public:
-  InterruptGuard() : old_int_(std::signal(SIGINT, &OnSignal)), old_term_(std::signal(SIGTERM, &OnSignal)) {}
-  ~InterruptGuard() {
-    std::signal(SIGINT, old_int_);
-    std::signal(SIGTERM, old_term_);
-  }
-  InterruptGuard(const InterruptGuard&) = delete;
-  InterruptGuard& operator=(const InterruptGuard&) = delete;
-
- private:
-  static void OnSignal(int) { interrupted = 1; }
-  void (*old_int_)(int);
-  void (*old_term_)(int);
-};
-
 bool ShowProgress(std::uint64_t done, std::uint64_t total) {
   if (::isatty(STDERR_FILENO) != 0) {
     constexpr int kWidth = 40;
     const int full = total == 0 ? kWidth : static_cast<int>(done * kWidth / total);
     std::print(stderr, "\r[{}{}] {:5.2f} / {:.2f} GB", std::string(full, '#'), std::string(kWidth - full, '.'),
                Gigabytes(done), Gigabytes(total));
-    if (done == total || interrupted != 0) std::println(stderr, "");
+    if (done == total || !InterruptGuard::KeepGoing()) std::println(stderr, "");
     std::fflush(stderr);
   }
-  return interrupted == 0;
+  return InterruptGuard::KeepGoing();
 }
 
 template <class Value>
@@ -138,7 +119,6 @@ void Run(const SynthArguments& arguments, CommandContext& context) {
     context.status = 2;
     return;
   }
-  interrupted = 0;
   const InterruptGuard guard;
   const auto outcome = WriteSynth(*plan, arguments.output,
                                   {.skeleton = arguments.skeleton,

@@ -9,8 +9,8 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "cli/swarm_view.h"
-#include "coordinator/served_model.h"
 #include "gguf/shard.h"
+#include "gguf/slab_hash.h"
 #include "swarm/backbone_session.h"
 #include "swarm/swarm.h"
 #include "wire/messages.h"
@@ -19,20 +19,6 @@ namespace linkcpp {
 namespace {
 
 constexpr std::chrono::milliseconds kLookEvery{10};
-
-// One slab of our own file, for the coordinator's probes.
-Result<std::string> HashOf(const ModelFile& model, const SlabProbe& wanted) {
-  ASSIGN_OR_RETURN(const auto slabs, model.Slabs(SliceId{LayerId(wanted.layer), ExpertId(wanted.expert)}));
-  for (const SlabRef& slab : slabs) {
-    if (ServedModel::SlabName(slab.projection, slab.kind) != wanted.tensor) continue;
-    Hasher hasher;
-    std::vector<std::byte> bytes(slab.size_bytes);
-    RETURN_IF_FAULT(model.ReadAt(slab.file, slab.offset, bytes));
-    hasher.Update(bytes);
-    return hasher.Finish().Hex();
-  }
-  return Fail(FaultCode::kRefused, "layer {} has no tensor '{}'", wanted.layer, wanted.tensor);
-}
 
 // The first of `experts` that is not among the holdings of `layer`.
 std::optional<std::uint16_t> Missing(const std::vector<LayerHoldings>& ready, LayerId layer,
@@ -93,7 +79,9 @@ class Probe final : public WorkerProbe {
     backbone.program = "linkcpp verify";
     backbone.header_hash = model.header_hash().Hex();
     backbone.data_listen = options_.data_listen.empty() ? DataListenFor(options_.coordinator) : options_.data_listen;
-    const auto hash = [&model](const SlabProbe& wanted) { return HashOf(model, wanted); };
+    const auto hash = [&model](const SlabProbe& wanted) {
+      return HashSlab(model, {LayerId(wanted.layer), ExpertId(wanted.expert)}, wanted.tensor).transform(&Hash::Hex);
+    };
     // Gated and nobody admitted: this swarm only asks when told to.
     swarm_ = Swarm::Create({.allow_local = false, .deadline = options_.deadline, .gated = true}, nullptr, clock_, log);
     ASSIGN_OR_RETURN(session_, BackboneSession::Attach(backbone, hash, *swarm_, log));

@@ -7,6 +7,7 @@
 
 #include "coordinator/plain_text.h"
 #include "coordinator/random_text.h"
+#include "gguf/slab_hash.h"
 #include "net/tcp.h"
 
 namespace linkcpp {
@@ -214,7 +215,7 @@ std::vector<SlabProbe> Registry::PickProbes() {
     SlabProbe& probe = probes.emplace_back();
     probe.layer = layer.layer.value;
     probe.expert = static_cast<std::uint16_t>(probe_rng_.Below(layer.n_experts));
-    probe.tensor = ServedModel::SlabName(tensor.projection, tensor.kind);
+    probe.tensor = SlabName(tensor.projection, tensor.kind);
   }
   return probes;
 }

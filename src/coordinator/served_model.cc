@@ -6,6 +6,7 @@
 #include <new>
 #include <optional>
 
+#include "gguf/slab_hash.h"
 #include "gguf/tensor_type.h"
 
 namespace linkcpp {
@@ -32,16 +33,6 @@ std::string NameOf(const std::string& path) {
     if (!plain) c = '-';
   }
   return name.empty() ? "model" : name;
-}
-
-const char* KindName(SlabKind kind) {
-  switch (kind) {
-    case SlabKind::kWeight: return "weight";
-    case SlabKind::kBias: return "bias";
-    case SlabKind::kScale: return "scale";
-    case SlabKind::kInputScale: return "input_scale";
-  }
-  return "unknown";
 }
 
 bool Everything(std::string_view text) {
@@ -89,7 +80,7 @@ ModelDetail ServedModel::MakeDetail() const {
     for (const ExpertTensor& tensor : layer.tensors) {
       TensorDetail& row = out.tensors.emplace_back();
       row.projection = ProjectionName(tensor.projection);
-      row.kind = KindName(tensor.kind);
+      row.kind = SlabKindName(tensor.kind);
       row.type = TensorTypeName(tensor.tensor->type);
       row.ne.assign(tensor.tensor->ne.begin(), tensor.tensor->ne.end());
       row.slab_bytes = tensor.slab_bytes;
@@ -183,12 +174,6 @@ Result<std::shared_ptr<const Shard>> ServedModel::PlanShard(const std::string& l
   planned_.push_front({key, shard});
   if (planned_.size() > kPlannedShards) planned_.pop_back();
   return shard;
-}
-
-std::string ServedModel::SlabName(Projection projection, SlabKind kind) {
-  std::string name = ProjectionName(projection);
-  if (kind != SlabKind::kWeight) name += std::string(".") + KindName(kind);
-  return name;
 }
 
 Result<std::string> ServedModel::SlabHashOf(std::uint16_t layer, std::uint16_t expert, std::string_view tensor) const {

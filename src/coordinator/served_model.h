@@ -54,7 +54,6 @@ class ServedModel {
 
   // Hex hash of one slab ("down", "gate.bias", …); kRefused: the model has none of that name.
   Result<std::string> SlabHashOf(std::uint16_t layer, std::uint16_t expert, std::string_view tensor) const;
-  static std::string SlabName(Projection projection, SlabKind kind);
 
  private:
   ServedModel(ModelFile model, Manifest manifest);

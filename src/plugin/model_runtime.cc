@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/hash.h"
+#include "gguf/slab_hash.h"
 #include "gguf/tensor_type.h"
 
 namespace linkcpp {
@@ -34,35 +35,6 @@ std::string ProgramName() {
   if (arguments.empty()) return "llama.cpp";
   const auto slash = arguments[0].rfind('/');
   return slash == std::string::npos ? arguments[0] : arguments[0].substr(slash + 1);
-}
-
-std::string SlabName(Projection projection, SlabKind kind) {
-  std::string name = ProjectionName(projection);
-  switch (kind) {
-    case SlabKind::kWeight: break;
-    case SlabKind::kBias: name += ".bias"; break;
-    case SlabKind::kScale: name += ".scale"; break;
-    case SlabKind::kInputScale: name += ".input_scale"; break;
-  }
-  return name;
-}
-
-// Hashes one slab of the backbone's own file for the coordinator.
-Result<std::string> HashSlab(const ModelFile& model, const SlabProbe& wanted) {
-  ASSIGN_OR_RETURN(const auto slabs, model.Slabs(SliceId{LayerId(wanted.layer), ExpertId(wanted.expert)}));
-  for (const SlabRef& slab : slabs) {
-    if (SlabName(slab.projection, slab.kind) != wanted.tensor) continue;
-    Hasher hasher;
-    std::vector<std::byte> piece(std::min<std::uint64_t>(slab.size_bytes, std::uint64_t{1} << 20));
-    for (std::uint64_t done = 0; done < slab.size_bytes;) {
-      const auto bytes = std::span(piece).first(std::min<std::uint64_t>(piece.size(), slab.size_bytes - done));
-      RETURN_IF_FAULT(model.ReadAt(slab.file, slab.offset + done, bytes));
-      hasher.Update(bytes);
-      done += bytes.size();
-    }
-    return hasher.Finish().Hex();
-  }
-  return Fail(FaultCode::kRefused, "layer {} has no tensor '{}'", wanted.layer, wanted.tensor);
 }
 
 }  // namespace
@@ -130,7 +102,10 @@ Result<std::unique_ptr<ModelRuntime>> ModelRuntime::Open(const std::string& path
   options.kernel_class = "host";
   options.header_hash = runtime->model_.header_hash().Hex();
   auto session = BackboneSession::Attach(
-      options, [&model = runtime->model_](const SlabProbe& wanted) { return HashSlab(model, wanted); },
+      options,
+      [&model = runtime->model_](const SlabProbe& wanted) {
+        return HashSlab(model, {LayerId(wanted.layer), ExpertId(wanted.expert)}, wanted.tensor).transform(&Hash::Hex);
+      },
       *runtime->swarm_, log);
   if (!session) return Wrap(session.error(), std::format("attaching {} to {}", path, options.coordinator.url));
   runtime->session_ = std::move(*session);
