@@ -1,5 +1,5 @@
 // linkcpp-decode: stock libllama on a fixed sequence of tokens. `linkcpp verify decode` runs it once without our
-// plug-in and once with it; nothing else differs between the two runs. The only program of ours that links libllama.
+// plug-in and once with it; nothing else differs between the two runs.
 //
 //   linkcpp-decode tokens MODEL TEXT OUT           OUT: "n_vocab NAME-OR-none" and the text's ids, one a line
 //   linkcpp-decode logits MODEL TOKENS OUT BATCH N_STEPS THREADS HOLD NOISE SEED

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/ask_layout.h"
 #include "cli/commands.h"
 #include "cli/plan_machine.h"
 #include "gguf/model.h"
@@ -24,7 +25,7 @@ struct PlanArguments {
   MachineWish machine;
   std::uint32_t parallel = 1, batch = 512;
   std::optional<std::uint32_t> gpu_layers;
-  bool force_nodes = false, split_layers = false, json = false;
+  bool force_nodes = false, split_layers = false, estimate = false, json = false;
 };
 
 Result<std::uint32_t> ParseContext(const std::string& text) {
@@ -73,12 +74,14 @@ Result<void> RunPlan(const PlanArguments& arguments) {
   if (wish.run.context > sizes.context_length && sizes.context_length > 0) {
     assumptions.push_back(std::format("the model was made for a context of {} only", sizes.context_length));
   }
-  if (sizes.compute_is_a_guess) {
+  if (sizes.compute_is_a_guess && arguments.estimate) {
     assumptions.push_back(
         std::format("the compute buffer of {} is not known: the figure is too small, leave room", sizes.architecture));
   }
   ASSIGN_OR_RETURN(const Machine machine, ReadMachine(machine_wish, model, sizes, assumptions));
+  if (!arguments.estimate) wish.ask = MakeLayoutAsker(model);
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(sizes, machine, wish));
+  assumptions.append_range(plan.assumptions);
   std::print("{}", arguments.json ? PlanJson(sizes, machine, wish, plan, assumptions)
                                   : PlanText(sizes, machine, wish, plan, assumptions));
   return {};
@@ -125,6 +128,8 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
       ->excludes("--nodes");
   command->add_option("--token-file", arguments->token_file, "file that holds the coordinator's token");
   command->add_flag("--force-nodes", arguments->force_nodes, "use the nodes even where they make it slower");
+  command->add_flag("--estimate", arguments->estimate,
+                    "estimate compute buffers instead of asking the installed llama.cpp");
   command->add_flag("--json", arguments->json, "print the plan as JSON");
   command->footer(
       "Example: linkcpp plan -m model.gguf --vram 24GiB --ram 48GiB --ctx 32768 --nodes nodes.json\n"

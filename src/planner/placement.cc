@@ -12,8 +12,9 @@ constexpr std::array kTierNames{"VRAM", "RAM", "swarm", "disk", "nowhere"};
 
 class Placer {
  public:
-  Placer(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes)
-      : sizes_(sizes), machine_(machine), options_(options), use_nodes_(use_nodes) {
+  Placer(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes,
+         const KnownBuffers& known)
+      : sizes_(sizes), machine_(machine), options_(options), use_nodes_(use_nodes), known_(known) {
     for (std::uint32_t i = 0; i < sizes.layers.size(); ++i) {
       if (sizes.layers[i].expert_bytes > 0) moe_.push_back(i);
     }
@@ -45,6 +46,25 @@ class Placer {
            (with_experts ? layer.expert_bytes : 0);
   }
 
+  // What is known counts; else what is known of nearly the same, else the estimate.
+  template <class Pick>
+  std::uint64_t Compute(const Pick& pick, std::uint64_t estimate) const {
+    const LayoutKey key = KeyOf(sizes_, options_, place_.n_gpu_layers, place_.offloads);
+    if (const ComputeBuffers* exact = known_.Find(key)) return pick(*exact);
+    if (const ComputeBuffers* near = known_.Nearest(key)) estimate = pick(*near);
+    return known_.optimistic ? estimate / 4 * 3 : estimate;
+  }
+  std::uint64_t DeviceCompute(std::size_t d) const {
+    const bool has_output = d + 1 == machine_.devices.size();
+    return Compute([d](const ComputeBuffers& buffers) { return buffers.devices[d]; },
+                   GpuComputeBytes(sizes_, options_, has_output, place_.offloads));
+  }
+  std::uint64_t HostCompute(bool runs_layers, bool has_output) const {
+    return Compute(
+        [](const ComputeBuffers& buffers) { return buffers.host; },
+        runs_layers ? CpuComputeBytes(sizes_, options_, has_output) : HostBufferBytes(sizes_, options_));
+  }
+
   // Layers n_layers - (ngl - 1) and up and the output on the devices, each device taking as many as it holds; the first
   // `keep` MoE layers with their experts. False: does not fit.
   bool Try(std::uint32_t ngl, std::size_t keep) {
@@ -57,13 +77,13 @@ class Placer {
     if (ngl == 0) return true;
     const std::uint32_t first = n_layers + 1 - ngl;
     const std::uint32_t end_of_kept = keep == moe_.size() ? n_layers : moe_[keep];
-    const bool offload = end_of_kept < n_layers;  // some experts lie elsewhere
+    place_.offloads = end_of_kept < n_layers;
     std::uint32_t il = first;
     for (std::size_t d = 0; d < machine_.devices.size(); ++d) {
       Held& held = place_.devices[d];
       held.reserve = kDeviceReserveBytes;
       const bool last = d + 1 == machine_.devices.size();
-      held.compute = GpuComputeBytes(sizes_, options_, last, offload);
+      held.compute = DeviceCompute(d);
       if (last) held.backbone = sizes_.output_bytes;
       for (; il < n_layers; ++il) {
         const LayerSizes& layer = sizes_.layers[il];
@@ -127,7 +147,7 @@ class Placer {
       ram.kv += KvBytes(sizes_, sizes_.layers[i], options_);
       ram.state += StateBytes(sizes_.layers[i], options_);
     }
-    ram.compute = cpu_runs_layers ? CpuComputeBytes(sizes_, options_, cpu_only) : HostBufferBytes(sizes_, options_);
+    ram.compute = HostCompute(cpu_runs_layers, cpu_only);
     const std::uint64_t overdraft = ram.Total() > machine_.ram_bytes ? ram.Total() - machine_.ram_bytes : 0;
 
     std::vector<std::uint64_t> node_left;
@@ -185,6 +205,7 @@ class Placer {
   const Machine& machine_;
   const RunOptions& options_;
   const bool use_nodes_;
+  const KnownBuffers& known_;
   std::vector<std::uint32_t> moe_;
   Placement place_;
 };
@@ -213,8 +234,20 @@ std::uint32_t Placement::CountLayers(const ModelSizes& sizes, Tier tier) const {
   return count;
 }
 
-Placement PlaceModel(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes) {
-  return Placer(sizes, machine, options, use_nodes).Run();
+std::uint32_t GpuLayersArgument(const ModelSizes& sizes, const Placement& placement) {
+  return placement.n_gpu_layers > 0 ? placement.n_gpu_layers + sizes.n_skipped_layers : 0;
+}
+
+std::vector<std::uint32_t> TensorSplitArgument(const ModelSizes& sizes, const Placement& placement) {
+  if (placement.device_layers.size() < 2 || placement.n_gpu_layers == 0) return {};
+  std::vector<std::uint32_t> split = placement.device_layers;
+  split.back() += sizes.n_skipped_layers;
+  return split;
+}
+
+Placement PlaceModel(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes,
+                     const KnownBuffers& known) {
+  return Placer(sizes, machine, options, use_nodes, known).Run();
 }
 
 }  // namespace linkcpp

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/known_buffers.h"
 #include "planner/machine.h"
 #include "planner/memory.h"
 #include "planner/model_sizes.h"
@@ -28,6 +29,8 @@ struct LayerPlace {
 // What is held where, in bytes.
 struct Held {
   std::uint64_t backbone = 0, experts = 0, kv = 0, state = 0, compute = 0, reserve = 0;
+  std::uint64_t Weights() const { return backbone + experts; }
+  std::uint64_t Caches() const { return kv + state; }
   std::uint64_t Total() const { return backbone + experts + kv + state + compute + reserve; }
 };
 
@@ -35,6 +38,7 @@ struct Placement {
   bool feasible = false;
   std::uint64_t missing_bytes = 0;  // how much more RAM would make it feasible
   std::uint32_t n_gpu_layers = 0;   // llama.cpp's -ngl: the last so many layers and the output
+  bool offloads = false;            // of layers on devices some experts lie elsewhere
   std::vector<LayerPlace> layers;
   int output_device = -1;
   std::vector<std::uint32_t> device_layers;  // how many of the -ngl layers each device has: llama.cpp's -ts
@@ -46,7 +50,12 @@ struct Placement {
   std::uint32_t CountLayers(const ModelSizes& sizes, Tier tier) const;
 };
 
-// `use_nodes`: may experts go to machine.nodes?
-Placement PlaceModel(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes);
+// llama.cpp's -ngl and -ts for it: prediction layers count among the last ones, though they are not loaded.
+std::uint32_t GpuLayersArgument(const ModelSizes& sizes, const Placement& placement);
+std::vector<std::uint32_t> TensorSplitArgument(const ModelSizes& sizes, const Placement& placement);  // one device: {}
+
+// `use_nodes`: may experts go to machine.nodes? `known`: compute buffers someone asked about, used where they apply.
+Placement PlaceModel(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes,
+                     const KnownBuffers& known = {});
 
 }  // namespace linkcpp

@@ -18,8 +18,9 @@ struct Attempt {
   double decode = 0;
 };
 
-Attempt TryPlan(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes = true) {
-  Attempt attempt{.placement = PlaceModel(sizes, machine, options, use_nodes), .decode = 0};
+Attempt TryPlan(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
+                const KnownBuffers& known) {
+  Attempt attempt{.placement = PlaceModel(sizes, machine, options, true, known), .decode = 0};
   if (attempt.placement.feasible) {
     attempt.decode = Predict(sizes, machine, options, attempt.placement).decode.tokens_per_second;
   }
@@ -59,14 +60,15 @@ double Gib(std::uint64_t bytes) {
   return static_cast<double>(bytes) / static_cast<double>(1ull << 30);
 }
 
-std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine, const RunOptions& options) {
+std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
+                                const KnownBuffers& known) {
   std::vector<Change> changes;
   const std::uint32_t context = ContextCells(sizes, options);
   if (context / 2 >= kLeastContext) {
     RunOptions less = options;
     Attempt attempt;
     for (less.context = context / 2; less.context >= kLeastContext; less.context /= 2) {
-      attempt = TryPlan(sizes, machine, less);
+      attempt = TryPlan(sizes, machine, less, known);
       if (attempt.placement.feasible || less.context / 2 < kLeastContext) break;
     }
     changes.push_back(Judge(std::format("a context of {} (--ctx {})", less.context, less.context), attempt));
@@ -75,7 +77,7 @@ std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine,
     if (KvRowBytes(type, 256) >= KvRowBytes(options.kv, 256) || !WhyNotKv(sizes, type).empty()) continue;
     RunOptions other = options;
     other.kv = type;
-    const Attempt attempt = TryPlan(sizes, machine, other);
+    const Attempt attempt = TryPlan(sizes, machine, other, known);
     if (!attempt.placement.feasible && type != KvType::kQ4_0) continue;
     changes.push_back(Judge(std::format("a KV cache in {} (--kv {})", KvTypeName(type), KvTypeName(type)), attempt));
     break;
@@ -83,7 +85,7 @@ std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine,
   for (const std::string_view type : {"IQ4_XS", "Q3_K", "IQ3_XXS", "Q2_K", "IQ2_XXS"}) {
     const auto other = Requantised(sizes, type);
     if (!other) continue;
-    const Attempt attempt = TryPlan(*other, machine, options);
+    const Attempt attempt = TryPlan(*other, machine, options, known);
     if (!attempt.placement.feasible && type != "IQ2_XXS") continue;
     changes.push_back(Judge(std::format("experts quantised to {} ({:.1f} GiB of them instead of {:.1f})", type,
                                         Gib(other->ExpertBytes()), Gib(sizes.ExpertBytes())),
@@ -101,7 +103,7 @@ std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine,
                             .rtt_ms = 0.5,
                             .up_mbits = 1000,
                             .down_mbits = 1000});
-      attempt = TryPlan(sizes, more, options);
+      attempt = TryPlan(sizes, more, options, known);
     } while (!attempt.placement.feasible && n < kMostSpareNodes);
     changes.push_back(Judge(
         std::format("{} more node{} of 8 GB (wired LAN: 0.5 ms, 1 Gbit/s, 20 GB/s)", n, n == 1 ? "" : "s"), attempt));
@@ -110,21 +112,22 @@ std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine,
     Machine with_disk = machine;
     with_disk.disk_gbs = kNvmeGbs;
     changes.push_back(
-        Judge("the rest of the experts read from the file (--disk nvme)", TryPlan(sizes, with_disk, options)));
+        Judge("the rest of the experts read from the file (--disk nvme)", TryPlan(sizes, with_disk, options, known)));
   }
   std::ranges::stable_partition(changes, &Change::enough);
   return changes;
 }
 
-Comparison Compare(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, const Placement& swarm) {
+Comparison Compare(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, const Placement& swarm,
+                   const KnownBuffers& known) {
   Comparison result;
   Machine local = machine;
-  Placement alone = PlaceModel(sizes, local, options, false);
+  Placement alone = PlaceModel(sizes, local, options, false, known);
   bool assumed = false;
   if (!alone.feasible && local.disk_gbs == 0) {
     local.disk_gbs = kNvmeGbs;
     assumed = true;
-    alone = PlaceModel(sizes, local, options, false);
+    alone = PlaceModel(sizes, local, options, false, known);
   }
   const Prediction with = Predict(sizes, machine, options, swarm);
   result.swarm_decode = with.decode.tokens_per_second;
@@ -159,10 +162,77 @@ Comparison Compare(const ModelSizes& sizes, const Machine& machine, const RunOpt
   for (std::uint32_t n = 1; n <= machine.nodes.size() && result.nodes_to_win == 0; ++n) {
     Machine fewer = local;  // what fewer nodes do not hold comes from the disk
     fewer.nodes.resize(n);
-    const Attempt attempt = TryPlan(sizes, fewer, options);
+    const Attempt attempt = TryPlan(sizes, fewer, options, known);
     if (attempt.placement.swarm_bytes > 0 && attempt.decode > result.local_decode) result.nodes_to_win = n;
   }
   return result;
+}
+
+// ---- asking llama.cpp itself
+
+constexpr int kMostQuestions = 10;
+
+// What the answer says beyond the weights and caches that the tensors tell.
+ComputeBuffers Heard(const std::vector<LaidOut>& answer, const Machine& machine, const Placement& placement,
+                     std::uint64_t& excess) {
+  ComputeBuffers buffers;
+  LaidOut host;
+  for (const LaidOut& one : answer) {
+    if (std::ranges::contains(machine.devices, one.buffer_type, &FastDevice::name)) continue;
+    host.model_bytes += one.model_bytes;
+    host.context_bytes += one.context_bytes;
+    host.compute_bytes += one.compute_bytes;
+  }
+  excess = 0;
+  const auto add_up = [&excess](const LaidOut& heard, std::uint64_t derived) {
+    const std::uint64_t asked = heard.model_bytes + heard.context_bytes;
+    const std::uint64_t more = asked > derived + derived / 1000 ? asked - derived : 0;  // padding is less than that
+    excess += more;
+    return heard.compute_bytes + more;
+  };
+  for (std::size_t d = 0; d < machine.devices.size(); ++d) {
+    const auto found = std::ranges::find(answer, machine.devices[d].name, &LaidOut::buffer_type);
+    const bool used = found != answer.end() && d < placement.devices.size();
+    buffers.devices.push_back(used ? add_up(*found, placement.devices[d].Weights() + placement.devices[d].Caches()) : 0);
+  }
+  buffers.host = add_up(host, placement.ram.Weights() + placement.ram.Caches() + placement.swarm_bytes + placement.disk_bytes);
+  return buffers;
+}
+
+// Places the model and asks what the layout needs to compute, again and again until the best is one asked about.
+Placement PlaceAsking(const ModelSizes& sizes, const Machine& machine, const PlanWish& wish, KnownBuffers& known,
+                      std::vector<std::string>& assumptions) {
+  const RunOptions& options = wish.run;
+  const auto place = [&] { return PlaceModel(sizes, machine, options, true, known); };
+  if (!wish.ask) return place();
+  known.optimistic = true;
+  std::string unanswered;
+  std::uint64_t excess = 0;
+  int questions = 0;
+  for (; questions < kMostQuestions; ++questions) {
+    const Placement placement = place();
+    const LayoutKey key = KeyOf(sizes, options, placement.n_gpu_layers, placement.offloads);
+    if (known.Find(key) != nullptr) break;
+    const Wiring wiring = WirePlacement(sizes, machine, options, placement, wish.model_path);
+    const auto answer = wish.ask(LayoutRequestOf(sizes, machine, options, placement, wiring, wish.model_path));
+    if (!answer) {
+      unanswered = answer.error().text;
+      break;
+    }
+    known.Add(key, Heard(*answer, machine, placement, excess));
+  }
+  known.optimistic = false;
+  if (unanswered.empty()) {
+    assumptions.push_back(std::format("compute buffers: the installed llama.cpp says so, asked about {} layout{}",
+                                      questions, questions == 1 ? "" : "s"));
+  } else {
+    assumptions.push_back(std::format("compute buffers are estimated: {}", unanswered));
+  }
+  if (excess > 0) {
+    assumptions.push_back(std::format("llama.cpp would take {:.1f} MiB more for weights and caches than the tensors tell: counted as compute",
+                                      static_cast<double>(excess) / (1 << 20)));
+  }
+  return place();
 }
 
 }  // namespace
@@ -181,16 +251,17 @@ Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& machine, const Pla
     return Fail(FaultCode::kRefused, "--kv {}: {}: use f16", KvTypeName(options.kv), why);
   }
   Plan plan;
-  plan.placement = PlaceModel(sizes, machine, options, true);
+  KnownBuffers known;
+  plan.placement = PlaceAsking(sizes, machine, wish, known, plan.assumptions);
   if (!plan.placement.feasible) {
-    plan.changes = FindChanges(sizes, machine, options);
+    plan.changes = FindChanges(sizes, machine, options, known);
     return plan;
   }
   if (plan.placement.swarm_bytes > 0) {
-    plan.comparison = Compare(sizes, machine, options, plan.placement);
+    plan.comparison = Compare(sizes, machine, options, plan.placement, known);
     if (!plan.comparison->swarm_wins && !wish.force_nodes) {
       // Alone it is faster; but "alone" may need a disk the user did not offer, and then the swarm it is.
-      Placement alone = PlaceModel(sizes, machine, options, false);
+      Placement alone = PlaceModel(sizes, machine, options, false, known);
       if (alone.feasible) plan.placement = std::move(alone);
     }
   }

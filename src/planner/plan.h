@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "planner/layout.h"
 #include "planner/machine.h"
 #include "planner/memory.h"
 #include "planner/model_sizes.h"
@@ -37,10 +39,14 @@ struct Comparison {
   bool swarm_wins = false;
 };
 
+// What the installed llama.cpp would allocate; a fault: nobody to ask, or it would not say.
+using AskLayout = std::function<Result<std::vector<LaidOut>>(const LayoutRequest&)>;
+
 struct PlanWish {
   RunOptions run;
   std::string model_path;
   bool force_nodes = false;  // use the swarm even where it loses
+  AskLayout ask = nullptr;   // empty: compute buffers are estimated
 };
 
 struct Plan {
@@ -50,6 +56,7 @@ struct Plan {
   bool uses_swarm = false;
   std::optional<Comparison> comparison;  // when nodes were given and are of any use
   std::vector<Change> changes;           // infeasible: those that are enough first, in the order of what they cost
+  std::vector<std::string> assumptions;  // where the compute buffers' sizes are from, a line each
 };
 
 // kRefused: a wish the model can not fulfil (more layers than it has, a context of nothing).

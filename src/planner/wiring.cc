@@ -91,17 +91,12 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
   add("-c", std::to_string(ContextCells(sizes, options)));
   add("-np", std::to_string(options.n_parallel));
   add("-ub", std::to_string(options.n_batch));
-  // llama.cpp counts prediction layers among the last ones, though it does not load them.
-  const std::uint32_t skipped = placement.n_gpu_layers > 0 ? sizes.n_skipped_layers : 0;
-  add("-ngl", std::to_string(placement.n_gpu_layers + skipped));
-  if (placement.device_layers.size() > 1 && placement.n_gpu_layers > 0) {
-    std::string split;
-    for (std::size_t d = 0; d < placement.device_layers.size(); ++d) {
-      const bool last = d + 1 == placement.device_layers.size();
-      split += (split.empty() ? "" : ",") + std::to_string(placement.device_layers[d] + (last ? skipped : 0));
-    }
-    add("-ts", split);
+  add("-ngl", std::to_string(GpuLayersArgument(sizes, placement)));
+  std::string split;
+  for (const std::uint32_t n : TensorSplitArgument(sizes, placement)) {
+    split += (split.empty() ? "" : ",") + std::to_string(n);
   }
+  if (!split.empty()) add("-ts", split);
   // Without layers on a device the experts are on the CPU, or with the plug-in, anyway.
   if (placement.n_gpu_layers > 0 && !outside.empty()) {
     wiring.overrides.push_back(Override(outside, outside.size() == n_moe, swarm.empty() ? "CPU" : "LinkCPP"));
@@ -136,6 +131,24 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
                                          LayerRanges(swarm), Quoted(node.name)));
   }
   return wiring;
+}
+
+LayoutRequest LayoutRequestOf(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
+                              const Placement& placement, const Wiring& wiring, const std::string& model_path) {
+  LayoutRequest request{.model_path = model_path,
+                        .n_gpu_layers = static_cast<std::int32_t>(GpuLayersArgument(sizes, placement)),
+                        .n_context = ContextCells(sizes, options),
+                        .n_seq_max = options.n_parallel,
+                        .n_ubatch = options.n_batch,
+                        .kv_type = KvTypeName(options.kv),
+                        .flash_attention = sizes.flash_attention,
+                        .repack = !std::ranges::contains(wiring.arguments, "--no-repack")};
+  for (const FastDevice& device : machine.devices) request.devices.push_back({device.name, device.memory_bytes});
+  for (const std::uint32_t n : TensorSplitArgument(sizes, placement)) {
+    request.tensor_split.push_back(static_cast<float>(n));
+  }
+  for (const std::string& value : wiring.overrides) request.overrides.push_back(value.substr(0, value.rfind('=')));
+  return request;
 }
 
 }  // namespace linkcpp

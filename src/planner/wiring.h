@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/layout.h"
 #include "planner/machine.h"
 #include "planner/memory.h"
 #include "planner/model_sizes.h"
@@ -29,5 +30,9 @@ std::string NumberPattern(std::span<const std::uint32_t> ascending);
 // `model_path` as the user wrote it. The placement must be feasible.
 Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
                      const Placement& placement, const std::string& model_path);
+
+// The question what llama.cpp would allocate for it. Experts on the swarm count as outside the devices, like those in RAM.
+LayoutRequest LayoutRequestOf(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
+                              const Placement& placement, const Wiring& wiring, const std::string& model_path);
 
 }  // namespace linkcpp

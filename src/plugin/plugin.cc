@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "plugin/config.h"
 #include "plugin/expert_graph.h"
-#include "plugin/ggml_abi.h"
+#include "abi/ggml_abi.h"
 #include "plugin/model_runtime.h"
 #include "plugin/self_check.h"
 #include "plugin/split_executor.h"

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "plugin/ggml_abi.h"
+#include "abi/ggml_abi.h"
 
 namespace {
 

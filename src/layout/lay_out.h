@@ -1,0 +1,19 @@
+// What the installed llama.cpp would allocate for a model, where: asked of libllama itself, which lays the model out
+// without memory (its `no_alloc`) on this machine's CPU and on planned devices.
+//
+// Exact, because it is the same code that will run; nothing is read but the header. For a process of its own
+// (linkcpp-layout): libllama may abort on a model it does not like.
+#pragma once
+
+#include <vector>
+
+#include "base/result.h"
+#include "planner/layout.h"
+
+namespace linkcpp {
+
+// Once a process: devices are registered for good. kRefused: libllama would not lay it out (its last error), another
+// libllama than the one this was written for.
+Result<std::vector<LaidOut>> LayOut(const LayoutRequest& request);
+
+}  // namespace linkcpp

@@ -1,0 +1,39 @@
+#include "planner/layout.h"
+
+#include <glaze/glaze.hpp>
+
+namespace linkcpp {
+namespace {
+
+template <class T>
+std::string Written(const T& value) {
+  return glz::write_json(value).value_or("null");
+}
+
+template <class T>
+Result<T> Read(std::string_view json, std::string_view what) {
+  T value;
+  const std::string buffer(json);
+  if (const auto error = glz::read<glz::opts{.error_on_unknown_keys = true, .error_on_missing_keys = true}>(value, buffer)) {
+    std::string why = glz::format_error(error, buffer);
+    return Fail(FaultCode::kRefused, "not {}: {}", what, why.substr(0, why.find('\n')));
+  }
+  return value;
+}
+
+}  // namespace
+
+std::string ToJson(const LayoutRequest& request) {
+  return Written(request);
+}
+Result<LayoutRequest> ParseLayoutRequest(std::string_view json) {
+  return Read<LayoutRequest>(json, "a request to lay out a model");
+}
+std::string ToJson(const std::vector<LaidOut>& laid_out) {
+  return Written(laid_out);
+}
+Result<std::vector<LaidOut>> ParseLaidOut(std::string_view json) {
+  return Read<std::vector<LaidOut>>(json, "an account of buffers");
+}
+
+}  // namespace linkcpp
