@@ -23,7 +23,7 @@ PARTS = [0.0, 0.25, 0.5, 0.75, 0.95, 1.2]
 
 def plan(model, *options):
     done = subprocess.run([f"{BIN}/linkcpp", "plan", "-m", model, "--json", "--ram", "900GiB", "--ram-rate", "40", "--ctx", "4096", *options],
-                          capture_output=True, text=True)
+                          capture_output=True, text=True, env=dict(os.environ, GGML_VK_VISIBLE_DEVICES="0"))
     if done.returncode != 0:
         raise SystemExit(done.stderr + done.stdout)
     return json.loads(done.stdout)
@@ -82,7 +82,7 @@ def main():
                     print(f"skip  {name} {part:g}: llama-fit-params does not solve it")
                     continue
                 budget = theirs[1] - margin
-                ours = plan(model, "--vram", str(budget * MIB + (1 << 30)), *(["--split-layers"] if "--split-layers" in sys.argv else []))
+                ours = plan(model, "--vram", f"Vulkan0={budget * MIB + (1 << 30)}", *(["--split-layers"] if "--split-layers" in sys.argv else []))
                 cases += 1
                 if not ours["feasible"]:
                     unsolved += 1

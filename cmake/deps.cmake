@@ -61,7 +61,7 @@ if(LINKCPP_NATS)
     linkcpp_external(nats LINK PkgConfig::NATS)
   endif()
 endif()
-# Only linkcpp-decode and the tests link libllama.
+# Only linkcpp-decode, linkcpp-layout and the tests link libllama.
 find_library(LLAMA_LIB llama)
 if(LLAMA_LIB)
   linkcpp_external(llama LINK ${LLAMA_LIB} ext::ggml)

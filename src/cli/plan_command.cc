@@ -97,7 +97,8 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
       ->required();
   command
       ->add_option("--vram", arguments->machine.vram,
-                   "memory of the devices, e.g. 24GiB,16GiB; none (default: what is free now)")
+                   "memory of the devices, e.g. 24GiB,16GiB; NAME=16GiB of one that is here; none (default: what is free "
+                   "now)")
       ->delimiter(',');
   command
       ->add_option("--vram-rate", arguments->machine.vram_rate, "what a device reads, in GB/s (default: 500, assumed)")

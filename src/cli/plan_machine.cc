@@ -96,19 +96,41 @@ Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<
     assumptions.emplace_back("no device: the CPU computes everything (--vram none)");
     return {};
   }
+  std::vector<DeviceInfo> here;
+  if (wish.vram.empty() || std::ranges::any_of(wish.vram, [](const std::string& text) { return text.contains('='); })) {
+    here = Device::List();
+    std::erase_if(here, [](const DeviceInfo& info) { return !info.is_gpu || info.free_bytes == 0; });
+  }
+  const auto add = [&](std::string name, std::uint64_t bytes, const DeviceInfo* info) {
+    FastDevice device{.name = std::move(name), .memory_bytes = bytes, .read_gbs = rate, .tflops = kVramTflops};
+    if (info != nullptr) {
+      device.alignment = info->alignment;
+      device.max_buffer_bytes = info->max_buffer_bytes;
+    }
+    machine.devices.push_back(std::move(device));
+  };
   for (const std::string& text : wish.vram) {
-    ASSIGN_OR_RETURN(const std::uint64_t bytes, ParseMemory("--vram", text));
-    machine.devices.push_back({.name = std::format("device {}", machine.devices.size()),
-                               .memory_bytes = bytes,
-                               .read_gbs = rate,
-                               .tflops = kVramTflops});
+    const std::size_t equals = text.find('=');
+    const std::string name = equals == std::string::npos ? "" : text.substr(0, equals);
+    ASSIGN_OR_RETURN(const std::uint64_t bytes, ParseMemory("--vram", name.empty() ? text : text.substr(equals + 1)));
+    if (name.empty()) {
+      add(std::format("device {}", machine.devices.size()), bytes, nullptr);
+      continue;
+    }
+    const auto found = std::ranges::find(here, name, &DeviceInfo::name);
+    if (found == here.end()) {
+      std::string names;
+      for (const DeviceInfo& info : here) names += (names.empty() ? "" : ", ") + info.name;
+      return Fail(FaultCode::kRefused, "--vram {}: there is no device {} here{}", text, name,
+                  names.empty() ? "; ggml finds no GPU" : "; there are: " + names);
+    }
+    if (std::ranges::contains(machine.devices, name, &FastDevice::name)) {
+      return Fail(FaultCode::kRefused, "--vram names {} twice", name);
+    }
+    add(name, bytes, &*found);
   }
   if (wish.vram.empty()) {
-    for (const DeviceInfo& info : Device::List()) {
-      if (!info.is_gpu || info.free_bytes == 0) continue;
-      machine.devices.push_back(
-          {.name = info.name, .memory_bytes = info.free_bytes, .read_gbs = rate, .tflops = kVramTflops});
-    }
+    for (const DeviceInfo& info : here) add(info.name, info.free_bytes, &info);
     if (machine.devices.empty()) {
       assumptions.emplace_back("no device: ggml finds no GPU here (see --vram)");
       return {};

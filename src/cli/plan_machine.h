@@ -13,7 +13,7 @@
 namespace linkcpp {
 
 struct MachineWish {
-  std::vector<std::string> vram;  // one size each; {"none"}: no device; empty: what is free now
+  std::vector<std::string> vram;  // one size each, or NAME=size for a device here; {"none"}; empty: what is free
   std::optional<double> vram_rate, ram_rate;
   std::string ram, disk;               // "": what is available now; no disk
   std::string nodes;                   // path of nodes.json

@@ -102,6 +102,7 @@ Result<std::vector<LaidOut>> LayOut(const LayoutRequest& request) {
   context_params.n_ubatch = request.n_ubatch;
   context_params.n_seq_max = request.n_seq_max;
   context_params.type_k = context_params.type_v = *cache_type;
+  context_params.swa_full = false;
   context_params.flash_attn_type =
       request.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   const Context context(llama_init_from_model(model.get(), context_params), llama_free);

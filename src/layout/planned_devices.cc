@@ -1,7 +1,11 @@
 #include "layout/planned_devices.h"
 
 #include <ggml.h>
+#include <sys/mman.h>
 
+#include <algorithm>
+#include <bit>
+#include <cstring>
 #include <deque>
 #include <string_view>
 
@@ -10,12 +14,14 @@
 namespace linkcpp {
 namespace {
 
-constexpr std::size_t kAlignment = 128;       // CUDA's; Vulkan's are smaller
+constexpr std::size_t kAlignment = 128;  // CUDA's; Vulkan's are smaller
 constexpr std::int64_t kLeastRowsTaken = 32;  // of a batch whose weights lie in the host's memory
 
 struct Planned {
   PlannedDevice wish;
   abi::BufferType buffer_type{};
+  abi::BufferType host_type{};  // plain memory that the device can copy from fast
+  std::string host_name;
   abi::Device device{};
 };
 struct Planning {
@@ -58,6 +64,53 @@ const char* TypeName(ggml_backend_buffer_type_t type) {
 ggml_backend_buffer_t TypeAlloc(ggml_backend_buffer_type_t type, size_t size) {
   return ggml_backend_buffer_init(type, kBufferTable, nullptr, size);
 }
+std::size_t TypeAlignment(ggml_backend_buffer_type_t type) {
+  const std::uint64_t alignment = PlannedOf(type).wish.alignment;
+  return alignment > 0 ? alignment : kAlignment;
+}
+std::size_t TypeMaxSize(ggml_backend_buffer_type_t type) {
+  const std::uint64_t most = PlannedOf(type).wish.max_buffer_bytes;
+  return most > 0 ? most : SIZE_MAX;
+}
+
+// ---- the host's memory for copies: real, though pages come only when they are touched
+
+struct Mapped {
+  void* base = nullptr;
+  std::size_t size = 0;
+};
+Mapped& MappedOf(ggml_backend_buffer_t buffer) {
+  return *static_cast<Mapped*>(abi::Of(buffer).context);
+}
+constexpr abi::BufferTable kHostBufferTable{
+    .free_buffer =
+        [](ggml_backend_buffer_t buffer) {
+          ::munmap(MappedOf(buffer).base, MappedOf(buffer).size);
+          delete &MappedOf(buffer);
+        },
+    .get_base = [](ggml_backend_buffer_t buffer) { return MappedOf(buffer).base; },
+    .init_tensor = nullptr,
+    .memset_tensor = [](ggml_backend_buffer_t, ggml_tensor* tensor, uint8_t value, size_t offset,
+                        size_t size) { std::memset(static_cast<char*>(tensor->data) + offset, value, size); },
+    .set_tensor = [](ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, size_t offset,
+                     size_t size) { std::memcpy(static_cast<char*>(tensor->data) + offset, data, size); },
+    .get_tensor = [](ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, size_t offset,
+                     size_t size) { std::memcpy(data, static_cast<const char*>(tensor->data) + offset, size); },
+    .set_tensor_2d = nullptr,
+    .get_tensor_2d = nullptr,
+    .cpy_tensor = nullptr,
+    .clear =
+        [](ggml_backend_buffer_t buffer, uint8_t value) {
+          if (value != 0) std::memset(MappedOf(buffer).base, value, MappedOf(buffer).size);  // fresh pages are zero
+        },
+    .reset = nullptr};
+ggml_backend_buffer_t HostAlloc(ggml_backend_buffer_type_t type, size_t size) {
+  const std::size_t mapped = std::max<std::size_t>(size, 1);
+  void* const base =
+      ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  return ggml_backend_buffer_init(type, kHostBufferTable, new Mapped{base, mapped}, size);
+}
 
 // ---- a backend that only says who it is
 
@@ -89,7 +142,7 @@ void DeviceProps(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
   props->device_id = nullptr;
   DeviceMemory(device, &props->memory_free, &props->memory_total);
   props->caps = {
-      .async = true, .host_buffer = false, .buffer_from_host_ptr = false, .events = true, .mmap_support = true};
+      .async = true, .host_buffer = true, .buffer_from_host_ptr = false, .events = true, .mmap_support = true};
 }
 ggml_backend_t DeviceInit(ggml_backend_dev_t device, const char*) {
   static ggml_guid guid = {0x6c, 0x69, 0x6e, 0x6b, 0x63, 0x70, 0x70, 0x2d,
@@ -120,6 +173,7 @@ abi::DeviceTable MakeDeviceTable() {
   table.get_props = DeviceProps;
   table.init_backend = DeviceInit;
   table.get_buffer_type = [](ggml_backend_dev_t device) { return abi::Handle(&PlannedOf(device).buffer_type); };
+  table.get_host_buffer_type = [](ggml_backend_dev_t device) { return abi::Handle(&PlannedOf(device).host_type); };
   table.supports_op = [](ggml_backend_dev_t, const ggml_tensor*) { return true; };
   table.supports_buft = [](ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
     return type == abi::Handle(&PlannedOf(device).buffer_type);
@@ -153,18 +207,28 @@ Result<std::vector<ggml_backend_dev_t>> RegisterPlannedDevices(std::span<const P
   world.reg.api_version = abi::kApiVersion;
   world.reg.table = {RegName, RegCount, RegDevice, nullptr};
   for (const PlannedDevice& wish : devices) {
+    if (!std::has_single_bit(std::max<std::uint64_t>(wish.alignment, 1))) {
+      return Fail(FaultCode::kRefused, "{}: an alignment of {} is no power of two", wish.name, wish.alignment);
+    }
     Planned& planned = world.devices.emplace_back();
     planned.wish = wish;
     planned.buffer_type.table = {.get_name = TypeName,
                                  .alloc_buffer = TypeAlloc,
                                  .alloc_buffer_n = nullptr,
-                                 .get_alignment = [](ggml_backend_buffer_type_t) { return kAlignment; },
-                                 .get_max_size = nullptr,
+                                 .get_alignment = TypeAlignment,
+                                 .get_max_size = TypeMaxSize,
                                  .get_alloc_size = nullptr,
                                  .get_alloc_size_n = nullptr,
                                  .is_host = [](ggml_backend_buffer_type_t) { return false; }};
     planned.buffer_type.device = abi::Handle(&planned.device);
     planned.buffer_type.context = &planned;
+    planned.host_name = wish.name + "_Host";
+    planned.host_type = planned.buffer_type;
+    planned.host_type.table.get_name = [](ggml_backend_buffer_type_t type) { return PlannedOf(type).host_name.c_str(); };
+    planned.host_type.table.alloc_buffer = HostAlloc;
+    planned.host_type.table.get_alignment = [](ggml_backend_buffer_type_t) { return std::size_t{32}; };  // as the CPU's
+    planned.host_type.table.get_max_size = nullptr;
+    planned.host_type.table.is_host = [](ggml_backend_buffer_type_t) { return true; };
     planned.device.table = MakeDeviceTable();
     planned.device.reg = abi::Handle(&world.reg);
     planned.device.context = &planned;

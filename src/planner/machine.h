@@ -17,6 +17,8 @@ struct FastDevice {
   std::uint64_t memory_bytes = 0;
   double read_gbs = 0;
   double tflops = 0;  // of matrix products in a prompt
+  // How it allocates, 0: not known. Alignment of tensors; the most it allocates at once.
+  std::uint64_t alignment = 0, max_buffer_bytes = 0;
 };
 
 struct Node {

@@ -143,7 +143,12 @@ LayoutRequest LayoutRequestOf(const ModelSizes& sizes, const Machine& machine, c
                         .kv_type = KvTypeName(options.kv),
                         .flash_attention = sizes.flash_attention,
                         .repack = !std::ranges::contains(wiring.arguments, "--no-repack")};
-  for (const FastDevice& device : machine.devices) request.devices.push_back({device.name, device.memory_bytes});
+  for (const FastDevice& device : machine.devices) {
+    request.devices.push_back({.name = device.name,
+                               .memory_bytes = device.memory_bytes,
+                               .alignment = device.alignment,
+                               .max_buffer_bytes = device.max_buffer_bytes});
+  }
   for (const std::uint32_t n : TensorSplitArgument(sizes, placement)) {
     request.tensor_split.push_back(static_cast<float>(n));
   }

@@ -33,7 +33,8 @@ def arguments(argv):
 
 
 def plan(linkcpp, model, *options):
-    done = subprocess.run([linkcpp, "plan", "-m", model, "--json", "--ram", "900GiB", "--ram-rate", "40", *options], capture_output=True, text=True)
+    done = subprocess.run([linkcpp, "plan", "-m", model, "--json", "--ram", "900GiB", "--ram-rate", "40", *options], capture_output=True, text=True,
+                          env=dict(os.environ, GGML_VK_VISIBLE_DEVICES="0"))  # lavapipe counts only when it is named
     if done.returncode != 0:
         raise SystemExit(f"plan {model} {options}: {done.returncode}: {done.stderr}{done.stdout}")
     return json.loads(done.stdout)
@@ -111,9 +112,9 @@ def main():
             experts = plan(linkcpp, cut, "--vram", "none", "--ctx", "4096")["expert_bytes"]
             for context in contexts:
                 jobs.append((whole, f"{name} {context} CPU", ["--vram", "none", "--ctx", str(context)], False))
-                jobs.append((cut, f"{name} {context} Vulkan, all on it", ["--vram", "900GiB", "--ctx", str(context)], True))
-                backbone = plan(linkcpp, cut, "--vram", "900GiB", "--ctx", str(context))["memory"][0]["total"] - experts
-                jobs.append((cut, f"{name} {context} Vulkan, half of the experts", ["--vram", str(backbone + experts // 2 + (1 << 27)), "--ctx", str(context)], True))
+                jobs.append((cut, f"{name} {context} Vulkan, all on it", ["--vram", "Vulkan0=900GiB", "--ctx", str(context)], True))
+                backbone = plan(linkcpp, cut, "--vram", "Vulkan0=900GiB", "--ctx", str(context))["memory"][0]["total"] - experts
+                jobs.append((cut, f"{name} {context} Vulkan, half of the experts", ["--vram", f"Vulkan0={backbone + experts // 2 + (1 << 27)}", "--ctx", str(context)], True))
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             for lines in pool.map(lambda job: compare(linkcpp, *job), jobs):
                 for ok, text in lines:
