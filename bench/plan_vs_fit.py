@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What lands on the device: stock llama-fit-params' answer against `linkcpp plan`'s, for the same memory.
 
-  LINKCPP_BIN=build/release/bin bench/plan_vs_fit.py [--full] [NAME...]
+  LINKCPP_BIN=build/release/bin bench/plan_vs_fit.py [--full] [--split-layers] [NAME...]
 
 Needs a GPU that llama.cpp sees; software Vulkan (lavapipe) will do. For each model the memory is set, by llama.cpp's margin, to what all
-but the experts need and a quarter, half, … of the experts. The plan gets the same (its reserve is the margin). Weights that
-llama.cpp then lays out on the device are compared, for both answers as llama.cpp itself counts them.
+but the experts need and a quarter, half, … of the experts. The plan gets the same (its reserve is the margin). Weights
+and caches that llama.cpp then lays out on the device are compared, for both answers as llama.cpp itself counts them.
 """
 
 import json
@@ -37,12 +37,12 @@ def host(*words):
 
 
 def on_device(model, arguments):
-    """MiB of weights that llama.cpp puts on the device with these arguments; None: it can not lay them out."""
+    """MiB of weights, and of weights and caches, that llama.cpp puts on the device with these arguments; None: it can not."""
     for _ in range(10):
         _, log = host("-fitp", "on", "-m", model, "-v", *arguments)
         found = re.search(r"\|\s+- Vulkan0[^|]*\|.*?=\s+(\d+) \+\s+(\d+) \+\s+(\d+)\)?\s", log)
         if found:
-            return int(found.group(1)), int(found.group(1)) + int(found.group(2)) + int(found.group(3))
+            return int(found.group(1)), int(found.group(1)) + int(found.group(2))
         if re.search(r"\|\s+- Host ", log):
             return 0, 0
     return None
@@ -81,8 +81,8 @@ def main():
                 if theirs is None:
                     print(f"skip  {name} {part:g}: llama-fit-params does not solve it")
                     continue
-                budget = theirs[1] - margin
-                ours = plan(model, "--vram", f"Vulkan0={budget * MIB + (1 << 30)}", *(["--split-layers"] if "--split-layers" in sys.argv else []))
+                budget = theirs[1] - margin  # of a free memory it prints in whole MiB, rounded down: one more for us
+                ours = plan(model, "--vram", f"Vulkan0={(budget + 1) * MIB + (1 << 30)}", *(["--split-layers"] if "--split-layers" in sys.argv else []))
                 cases += 1
                 if not ours["feasible"]:
                     unsolved += 1
@@ -93,10 +93,10 @@ def main():
                 if mine is None or other is None:
                     print(f"skip  {name} {part:g}: llama.cpp does not lay it out")
                     continue
-                enough = mine[0] >= other[0]
+                enough = mine[1] >= other[1]
                 less += not enough
-                print(f"{'ok   ' if enough else 'LESS '} {name} {part:g}: {budget} MiB: weights on the device {mine[0]} MiB, llama-fit-params {other[0]}; "
-                      f"in all {mine[1]}, {other[1]}", flush=True)
+                print(f"{'ok   ' if enough else 'LESS '} {name} {part:g}: {budget} MiB: weights and caches on the device {mine[1]} MiB, llama-fit-params {other[1]}; "
+                      f"weights alone {mine[0]}, {other[0]}", flush=True)
     print(f"{cases} cases: {unsolved} not solved, {less} with less on the device")
     sys.exit(1 if unsolved or less else 0)
 

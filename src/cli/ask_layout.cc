@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <format>
 #include <fstream>
@@ -45,13 +46,13 @@ Result<void> WriteBareHeader(const ModelFile& model, const std::string& path) {
 
 Result<std::vector<LaidOut>> AskOnce(const LayoutRequest& request) {
   ChildCommand command{.argv = {ProgramBeside("linkcpp-layout"), ToJson(request)}, .timeout_s = kTimeoutS};
-  // Planned devices only: looking for real ones takes longer than the answer. An abort is an answer too, and no reason
-  // for ggml to call a debugger, which takes 20 s.
-  command.environment = {{"GGML_BACKEND_PATH", ""},
-                         {"VK_DRIVER_FILES", "/dev/null"},
-                         {"CUDA_VISIBLE_DEVICES", "-1"},
-                         {"HIP_VISIBLE_DEVICES", "-1"},
-                         {"GGML_NO_BACKTRACE", "1"}};
+  // An abort is an answer too, and no reason for ggml to call a debugger, which takes 20 s.
+  command.environment = {{"GGML_BACKEND_PATH", ""}, {"GGML_NO_BACKTRACE", "1"}};
+  if (std::ranges::none_of(request.devices, &PlannedDevice::here)) {  // looking for real ones takes longer than the answer
+    command.environment.insert(
+        command.environment.end(),
+        {{"VK_DRIVER_FILES", "/dev/null"}, {"CUDA_VISIBLE_DEVICES", "-1"}, {"HIP_VISIBLE_DEVICES", "-1"}});
+  }
   ASSIGN_OR_RETURN(const ChildOutcome outcome, RunChild(command, [] { return true; }));
   if (outcome.status != 0) return Fail(FaultCode::kRefused, "{}", outcome.LastWords());
   return ParseLaidOut(outcome.out);

@@ -101,24 +101,22 @@ Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<
     here = Device::List();
     std::erase_if(here, [](const DeviceInfo& info) { return !info.is_gpu || info.free_bytes == 0; });
   }
-  const auto add = [&](std::string name, std::uint64_t bytes, const DeviceInfo* info) {
-    FastDevice device{.name = std::move(name), .memory_bytes = bytes, .read_gbs = rate, .tflops = kVramTflops};
-    if (info != nullptr) {
-      device.alignment = info->alignment;
-      device.max_buffer_bytes = info->max_buffer_bytes;
-    }
-    machine.devices.push_back(std::move(device));
+  const auto add = [&](std::string name, std::uint64_t bytes, bool is_here) {
+    machine.devices.push_back({.name = std::move(name),
+                               .memory_bytes = bytes,
+                               .read_gbs = rate,
+                               .tflops = kVramTflops,
+                               .here = is_here});
   };
   for (const std::string& text : wish.vram) {
     const std::size_t equals = text.find('=');
     const std::string name = equals == std::string::npos ? "" : text.substr(0, equals);
     ASSIGN_OR_RETURN(const std::uint64_t bytes, ParseMemory("--vram", name.empty() ? text : text.substr(equals + 1)));
     if (name.empty()) {
-      add(std::format("device {}", machine.devices.size()), bytes, nullptr);
+      add(std::format("device {}", machine.devices.size()), bytes, false);
       continue;
     }
-    const auto found = std::ranges::find(here, name, &DeviceInfo::name);
-    if (found == here.end()) {
+    if (!std::ranges::contains(here, name, &DeviceInfo::name)) {
       std::string names;
       for (const DeviceInfo& info : here) names += (names.empty() ? "" : ", ") + info.name;
       return Fail(FaultCode::kRefused, "--vram {}: there is no device {} here{}", text, name,
@@ -127,10 +125,10 @@ Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<
     if (std::ranges::contains(machine.devices, name, &FastDevice::name)) {
       return Fail(FaultCode::kRefused, "--vram names {} twice", name);
     }
-    add(name, bytes, &*found);
+    add(name, bytes, true);
   }
   if (wish.vram.empty()) {
-    for (const DeviceInfo& info : here) add(info.name, info.free_bytes, &info);
+    for (const DeviceInfo& info : here) add(info.name, info.free_bytes, true);
     if (machine.devices.empty()) {
       assumptions.emplace_back("no device: ggml finds no GPU here (see --vram)");
       return {};

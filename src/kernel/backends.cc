@@ -1,6 +1,5 @@
 #include "kernel/backends.h"
 
-#include <cstdint>
 #include <dlfcn.h>
 #include <ggml.h>
 
@@ -176,10 +175,6 @@ DeviceInfo Describe(ggml_backend_dev_t device) {
   const std::uint64_t available = info.is_gpu ? 0 : AvailableMemory();
   info.free_bytes = available != 0 ? available : free;
   info.total_bytes = total;
-  ggml_backend_buffer_type_t memory = ggml_backend_dev_buffer_type(device);
-  info.alignment = ggml_backend_buft_get_alignment(memory);
-  const std::size_t most = ggml_backend_buft_get_max_size(memory);
-  info.max_buffer_bytes = most == SIZE_MAX ? 0 : most;
   info.library = LibraryOf(ggml_backend_dev_backend_reg(device));
   info.features = FeaturesOf(ggml_backend_dev_backend_reg(device));
   return info;

@@ -29,8 +29,6 @@ struct DeviceInfo {
   std::string description;
   std::uint64_t free_bytes = 0;
   std::uint64_t total_bytes = 0;
-  std::uint64_t alignment = 0;         // of tensors in its memory
-  std::uint64_t max_buffer_bytes = 0;  // what it allocates at once; 0: anything
   bool is_gpu = false;
   std::string library;   // path of the backend's code; "" when it is not a library of its own
   std::string features;  // what the backend says it uses: "NEON=1 DOTPROD=1"; "" when it does not say

@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <deque>
 #include <string_view>
@@ -63,14 +62,6 @@ const char* TypeName(ggml_backend_buffer_type_t type) {
 }
 ggml_backend_buffer_t TypeAlloc(ggml_backend_buffer_type_t type, size_t size) {
   return ggml_backend_buffer_init(type, kBufferTable, nullptr, size);
-}
-std::size_t TypeAlignment(ggml_backend_buffer_type_t type) {
-  const std::uint64_t alignment = PlannedOf(type).wish.alignment;
-  return alignment > 0 ? alignment : kAlignment;
-}
-std::size_t TypeMaxSize(ggml_backend_buffer_type_t type) {
-  const std::uint64_t most = PlannedOf(type).wish.max_buffer_bytes;
-  return most > 0 ? most : SIZE_MAX;
 }
 
 // ---- the host's memory for copies: real, though pages come only when they are touched
@@ -207,16 +198,19 @@ Result<std::vector<ggml_backend_dev_t>> RegisterPlannedDevices(std::span<const P
   world.reg.api_version = abi::kApiVersion;
   world.reg.table = {RegName, RegCount, RegDevice, nullptr};
   for (const PlannedDevice& wish : devices) {
-    if (!std::has_single_bit(std::max<std::uint64_t>(wish.alignment, 1))) {
-      return Fail(FaultCode::kRefused, "{}: an alignment of {} is no power of two", wish.name, wish.alignment);
+    if (wish.here) {
+      ggml_backend_dev_t device = ggml_backend_dev_by_name(wish.name.c_str());
+      if (device == nullptr) return Fail(FaultCode::kRefused, "ggml finds no device {} here", wish.name);
+      handles.push_back(device);
+      continue;
     }
     Planned& planned = world.devices.emplace_back();
     planned.wish = wish;
     planned.buffer_type.table = {.get_name = TypeName,
                                  .alloc_buffer = TypeAlloc,
                                  .alloc_buffer_n = nullptr,
-                                 .get_alignment = TypeAlignment,
-                                 .get_max_size = TypeMaxSize,
+                                 .get_alignment = [](ggml_backend_buffer_type_t) { return kAlignment; },
+                                 .get_max_size = nullptr,
                                  .get_alloc_size = nullptr,
                                  .get_alloc_size_n = nullptr,
                                  .is_host = [](ggml_backend_buffer_type_t) { return false; }};
@@ -227,14 +221,13 @@ Result<std::vector<ggml_backend_dev_t>> RegisterPlannedDevices(std::span<const P
     planned.host_type.table.get_name = [](ggml_backend_buffer_type_t type) { return PlannedOf(type).host_name.c_str(); };
     planned.host_type.table.alloc_buffer = HostAlloc;
     planned.host_type.table.get_alignment = [](ggml_backend_buffer_type_t) { return std::size_t{32}; };  // as the CPU's
-    planned.host_type.table.get_max_size = nullptr;
     planned.host_type.table.is_host = [](ggml_backend_buffer_type_t) { return true; };
     planned.device.table = MakeDeviceTable();
     planned.device.reg = abi::Handle(&world.reg);
     planned.device.context = &planned;
     handles.push_back(abi::Handle(&planned.device));
   }
-  if (!devices.empty()) ggml_backend_register(abi::Handle(&world.reg));
+  if (!world.devices.empty()) ggml_backend_register(abi::Handle(&world.reg));
   return handles;
 }
 

@@ -1,16 +1,18 @@
 #include "planner/known_buffers.h"
 
-#include <cstdlib>
+#include <utility>
 
 namespace linkcpp {
 
-LayoutKey KeyOf(const ModelSizes& sizes, const RunOptions& options, std::uint32_t n_gpu_layers, bool offloads) {
+LayoutKey KeyOf(const ModelSizes& sizes, const RunOptions& options, std::uint32_t n_gpu_layers, bool offloads,
+                std::uint64_t device_experts) {
   return {.context_cells = ContextCells(sizes, options),
           .n_parallel = options.n_parallel,
           .n_batch = options.n_batch,
           .kv = options.kv,
           .n_gpu_layers = n_gpu_layers,
-          .offloads = offloads};
+          .offloads = offloads,
+          .device_experts = device_experts};
 }
 
 const ComputeBuffers* KnownBuffers::Find(const LayoutKey& key) const {
@@ -19,14 +21,17 @@ const ComputeBuffers* KnownBuffers::Find(const LayoutKey& key) const {
 }
 
 const ComputeBuffers* KnownBuffers::Nearest(const LayoutKey& key) const {
-  if (key.n_gpu_layers == 0) return Find(key);
   const ComputeBuffers* nearest = nullptr;
-  std::int64_t least = 0;
+  std::pair<std::uint64_t, std::uint64_t> least;
+  const auto apart = [](std::uint64_t a, std::uint64_t b) { return a > b ? a - b : b - a; };
   for (const auto& [other, buffers] : known_) {
     LayoutKey same = other;
     same.n_gpu_layers = key.n_gpu_layers;
-    const std::int64_t distance = std::abs(std::int64_t{other.n_gpu_layers} - std::int64_t{key.n_gpu_layers});
-    if (other.n_gpu_layers == 0 || same != key || (nearest != nullptr && distance >= least)) continue;
+    same.device_experts = key.device_experts;
+    if (same != key || (other.n_gpu_layers == 0) != (key.n_gpu_layers == 0)) continue;
+    const std::pair distance(apart(other.n_gpu_layers, key.n_gpu_layers),
+                             apart(other.device_experts, key.device_experts));
+    if (nearest != nullptr && distance >= least) continue;
     nearest = &buffers;
     least = distance;
   }

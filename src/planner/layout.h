@@ -11,11 +11,10 @@
 
 namespace linkcpp {
 
-struct PlannedDevice {  // a GPU that need not be there
-  std::string name;     // distinct
+struct PlannedDevice {
+  std::string name;  // distinct
   std::uint64_t memory_bytes = 0;
-  std::uint64_t alignment = 0;         // of tensors, a power of two; 0: 128, CUDA's, than which Vulkan's are smaller
-  std::uint64_t max_buffer_bytes = 0;  // what it allocates at once; 0: anything
+  bool here = false;  // ggml's own device of that name on this machine; else a GPU that need not be there
 
   friend bool operator==(const PlannedDevice&, const PlannedDevice&) = default;
 };

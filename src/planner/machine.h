@@ -17,8 +17,7 @@ struct FastDevice {
   std::uint64_t memory_bytes = 0;
   double read_gbs = 0;
   double tflops = 0;  // of matrix products in a prompt
-  // How it allocates, 0: not known. Alignment of tensors; the most it allocates at once.
-  std::uint64_t alignment = 0, max_buffer_bytes = 0;
+  bool here = false;  // a device of this machine, under ggml's name; else one that is only planned
 };
 
 struct Node {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <optional>
 
 namespace linkcpp {
@@ -46,23 +45,30 @@ class Placer {
            (with_experts ? layer.expert_bytes : 0);
   }
 
-  // What is known counts; else what is known of nearly the same, else the estimate.
+  // What is known of the same layout or of one like it; else the estimate.
   template <class Pick>
-  std::uint64_t Compute(const Pick& pick, std::uint64_t estimate) const {
-    const LayoutKey key = KeyOf(sizes_, options_, place_.n_gpu_layers, place_.offloads);
+  std::uint64_t Compute(std::uint64_t device_experts, const Pick& pick, std::uint64_t estimate) const {
+    const LayoutKey key = KeyOf(sizes_, options_, place_.n_gpu_layers, place_.offloads, device_experts);
     if (const ComputeBuffers* exact = known_.Find(key)) return pick(*exact);
-    if (const ComputeBuffers* near = known_.Nearest(key)) estimate = pick(*near);
+    if (const ComputeBuffers* near = known_.Nearest(key)) {
+      return known_.optimistic ? pick(*near) / 16 * 15 : pick(*near);
+    }
     return known_.optimistic ? estimate / 4 * 3 : estimate;
   }
-  std::uint64_t DeviceCompute(std::size_t d) const {
+  std::uint64_t DeviceCompute(std::size_t d, std::uint64_t device_experts) const {
     const bool has_output = d + 1 == machine_.devices.size();
-    return Compute([d](const ComputeBuffers& buffers) { return buffers.devices[d]; },
-                   GpuComputeBytes(sizes_, options_, has_output, place_.offloads));
+    return Compute(
+        device_experts, [d](const ComputeBuffers& buffers) { return buffers.devices[d]; },
+        GpuComputeBytes(sizes_, options_, has_output, place_.offloads));
   }
   std::uint64_t HostCompute(bool runs_layers, bool has_output) const {
     return Compute(
-        [](const ComputeBuffers& buffers) { return buffers.host; },
+        place_.DeviceExpertBytes(), [](const ComputeBuffers& buffers) { return buffers.host; },
         runs_layers ? CpuComputeBytes(sizes_, options_, has_output) : HostBufferBytes(sizes_, options_));
+  }
+  std::uint64_t Capacity(std::size_t d) const {
+    const std::uint64_t bytes = machine_.devices[d].memory_bytes;
+    return bytes > known_.margin_bytes ? bytes - known_.margin_bytes : 0;
   }
 
   // Layers n_layers - (ngl - 1) and up and the output on the devices, each device taking as many as it holds; the first
@@ -78,17 +84,19 @@ class Placer {
     const std::uint32_t first = n_layers + 1 - ngl;
     const std::uint32_t end_of_kept = keep == moe_.size() ? n_layers : moe_[keep];
     place_.offloads = end_of_kept < n_layers;
+    std::uint64_t kept_bytes = 0;
+    for (std::uint32_t i = first; i < end_of_kept; ++i) kept_bytes += sizes_.layers[i].expert_bytes;
     std::uint32_t il = first;
     for (std::size_t d = 0; d < machine_.devices.size(); ++d) {
       Held& held = place_.devices[d];
       held.reserve = kDeviceReserveBytes;
       const bool last = d + 1 == machine_.devices.size();
-      held.compute = DeviceCompute(d);
+      held.compute = DeviceCompute(d, kept_bytes);
       if (last) held.backbone = sizes_.output_bytes;
       for (; il < n_layers; ++il) {
         const LayerSizes& layer = sizes_.layers[il];
         const bool with_experts = layer.expert_bytes > 0 && il < end_of_kept;
-        if (held.Total() + LayerBytes(layer, with_experts) > machine_.devices[d].memory_bytes) break;
+        if (held.Total() + LayerBytes(layer, with_experts) > Capacity(d)) break;
         held.backbone += layer.backbone_bytes;
         held.kv += KvBytes(sizes_, layer, options_);
         held.state += StateBytes(layer, options_);
@@ -100,28 +108,56 @@ class Placer {
       if (last) {
         place_.output_device = static_cast<int>(d);
         ++place_.device_layers[d];
-        if (il < n_layers || held.Total() > machine_.devices[d].memory_bytes) return false;
+        if (il < n_layers || held.Total() > Capacity(d)) return false;
       }
     }
     return true;
   }
 
+  // Of the layers on devices whose experts did not fit, single tensors: those that fill each device best. Exact to 64 KiB,
+  // by the sums that can be reached. The nearest layers' tensors first, where several do as well.
   void TakePartsFrom(std::size_t first_left_out) {
-    for (std::size_t k = first_left_out; k < moe_.size(); ++k) TakeParts(moe_[k]);
+    for (std::size_t d = 0; d < machine_.devices.size(); ++d) FillWithParts(static_cast<int>(d), first_left_out);
   }
-  // Of a layer whose experts did not fit: those tensors that do, the largest first.
-  void TakeParts(std::uint32_t il) {
-    LayerPlace& layer = place_.layers[il];
-    if (layer.device < 0) return;
-    const auto d = static_cast<std::size_t>(layer.device);
-    std::vector<LayerSizes::ExpertPart> parts = sizes_.layers[il].expert_parts;
-    std::ranges::stable_sort(parts, std::greater(), &LayerSizes::ExpertPart::bytes);
-    for (const LayerSizes::ExpertPart& part : parts) {
-      if (layer.vram_parts.size() + 1 == parts.size()) break;  // all of them would have been a whole layer
-      if (place_.devices[d].Total() + part.bytes > machine_.devices[d].memory_bytes) continue;
-      place_.devices[d].experts += part.bytes;
-      layer.vram_bytes += part.bytes;
-      layer.vram_parts.push_back(part.name);
+  void FillWithParts(int d, std::size_t first_left_out) {
+    constexpr std::uint64_t kUnit = 64 << 10;
+    Held& held = place_.devices[static_cast<std::size_t>(d)];
+    const std::uint64_t capacity = Capacity(static_cast<std::size_t>(d));
+    if (held.Total() >= capacity) return;
+    const std::uint64_t room = (capacity - held.Total()) / kUnit;
+    struct Item {
+      std::uint32_t layer;
+      const LayerSizes::ExpertPart* part;
+      std::uint64_t units;  // rounded up
+    };
+    std::vector<Item> items;
+    for (std::size_t k = first_left_out; k < moe_.size(); ++k) {
+      if (place_.layers[moe_[k]].device != d) continue;
+      for (const LayerSizes::ExpertPart& part : sizes_.layers[moe_[k]].expert_parts)
+        items.push_back({moe_[k], &part, (part.bytes + kUnit - 1) / kUnit});
+    }
+    constexpr std::size_t kUnreached = SIZE_MAX;
+    std::vector<std::size_t> last(room + 1, kUnreached);  // the item that reached a sum first
+    last[0] = items.size();
+    std::uint64_t best = 0;
+    for (std::size_t i = 0; i < items.size() && best < room; ++i) {
+      for (std::uint64_t sum = room; sum >= items[i].units && sum > 0; --sum) {
+        if (last[sum] != kUnreached || last[sum - items[i].units] == kUnreached) continue;
+        last[sum] = i;
+        best = std::max(best, sum);
+      }
+    }
+    for (std::uint64_t sum = best; sum > 0; sum -= items[last[sum]].units) {
+      const Item& item = items[last[sum]];
+      LayerPlace& layer = place_.layers[item.layer];
+      held.experts += item.part->bytes;
+      layer.vram_bytes += item.part->bytes;
+      layer.vram_parts.push_back(item.part->name);
+    }
+    for (std::size_t k = first_left_out; k < moe_.size(); ++k) {
+      LayerPlace& layer = place_.layers[moe_[k]];
+      if (layer.device != d || layer.vram_parts.size() < sizes_.layers[moe_[k]].expert_parts.size()) continue;
+      layer = {.device = d, .experts = Tier::kVram};  // a smaller one than those before it, whole after all
     }
   }
   void GiveBackParts(LayerPlace& layer) {
@@ -223,6 +259,12 @@ std::uint64_t Placement::ExpertBytes(const ModelSizes& sizes, Tier tier) const {
     if (sizes.layers[i].expert_bytes > 0 && layers[i].experts == tier)
       sum += sizes.layers[i].expert_bytes - layers[i].vram_bytes;
   }
+  return sum;
+}
+
+std::uint64_t Placement::DeviceExpertBytes() const {
+  std::uint64_t sum = 0;
+  for (const Held& held : devices) sum += held.experts;
   return sum;
 }
 

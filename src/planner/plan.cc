@@ -170,7 +170,7 @@ Comparison Compare(const ModelSizes& sizes, const Machine& machine, const RunOpt
 
 // ---- asking llama.cpp itself
 
-constexpr int kMostQuestions = 10;
+constexpr int kMostRounds = 16;
 
 // What the answer says beyond the weights and caches that the tensors tell.
 ComputeBuffers Heard(const std::vector<LaidOut>& answer, const Machine& machine, const Placement& placement,
@@ -199,40 +199,56 @@ ComputeBuffers Heard(const std::vector<LaidOut>& answer, const Machine& machine,
   return buffers;
 }
 
-// Places the model and asks what the layout needs to compute, again and again until the best is one asked about.
+// With what was heard about exactly this layout: by how much the fullest device is too small for it.
+std::uint64_t Settle(const ComputeBuffers& heard, const Machine& machine, Placement& placement) {
+  std::uint64_t over = 0;
+  for (std::size_t d = 0; d < placement.devices.size(); ++d) {
+    placement.devices[d].compute = placement.n_gpu_layers > 0 ? heard.devices[d] : 0;
+    const std::uint64_t total = placement.devices[d].Total(), capacity = machine.devices[d].memory_bytes;
+    over = std::max(over, total > capacity ? total - capacity : 0);
+  }
+  return over;
+}
+
+// Places the model and asks what that layout needs to compute, again and again until the best is one asked about.
 Placement PlaceAsking(const ModelSizes& sizes, const Machine& machine, const PlanWish& wish, KnownBuffers& known,
                       std::vector<std::string>& assumptions) {
   const RunOptions& options = wish.run;
-  const auto place = [&] { return PlaceModel(sizes, machine, options, true, known); };
-  if (!wish.ask) return place();
-  known.optimistic = true;
-  std::string unanswered;
+  if (!wish.ask) return PlaceModel(sizes, machine, options, true, known);
   std::uint64_t excess = 0;
   int questions = 0;
-  for (; questions < kMostQuestions; ++questions) {
-    const Placement placement = place();
-    const LayoutKey key = KeyOf(sizes, options, placement.n_gpu_layers, placement.offloads);
-    if (known.Find(key) != nullptr) break;
+  known.optimistic = true;
+  for (int round = 0; round < kMostRounds; ++round) {
+    Placement placement = PlaceModel(sizes, machine, options, true, known);
+    const LayoutKey key =
+        KeyOf(sizes, options, placement.n_gpu_layers, placement.offloads, placement.DeviceExpertBytes());
+    if (const ComputeBuffers* heard = known.Find(key)) {
+      const std::uint64_t over = Settle(*heard, machine, placement);
+      known.margin_bytes += over;  // it was placed by what is known of others like it: the next is smaller
+      if (over > 0) continue;
+      known.optimistic = false;
+      assumptions.push_back(std::format("compute buffers: the installed llama.cpp says so, asked about {} layout{}",
+                                        questions, questions == 1 ? "" : "s"));
+      if (excess > 0) {
+        assumptions.push_back(std::format(
+            "llama.cpp would take {:.1f} MiB more for weights and caches than the tensors tell: counted as compute",
+            static_cast<double>(excess) / (1 << 20)));
+      }
+      return placement;
+    }
     const Wiring wiring = WirePlacement(sizes, machine, options, placement, wish.model_path);
     const auto answer = wish.ask(LayoutRequestOf(sizes, machine, options, placement, wiring, wish.model_path));
     if (!answer) {
-      unanswered = answer.error().text;
-      break;
+      assumptions.push_back(std::format("compute buffers are estimated: {}", answer.error().text));
+      known = {};
+      return PlaceModel(sizes, machine, options, true, known);
     }
+    ++questions;
     known.Add(key, Heard(*answer, machine, placement, excess));
   }
   known.optimistic = false;
-  if (unanswered.empty()) {
-    assumptions.push_back(std::format("compute buffers: the installed llama.cpp says so, asked about {} layout{}",
-                                      questions, questions == 1 ? "" : "s"));
-  } else {
-    assumptions.push_back(std::format("compute buffers are estimated: {}", unanswered));
-  }
-  if (excess > 0) {
-    assumptions.push_back(std::format("llama.cpp would take {:.1f} MiB more for weights and caches than the tensors tell: counted as compute",
-                                      static_cast<double>(excess) / (1 << 20)));
-  }
-  return place();
+  assumptions.push_back(std::format("compute buffers: as the installed llama.cpp says of {} layouts like this one", questions));
+  return PlaceModel(sizes, machine, options, true, known);
 }
 
 }  // namespace

@@ -144,10 +144,7 @@ LayoutRequest LayoutRequestOf(const ModelSizes& sizes, const Machine& machine, c
                         .flash_attention = sizes.flash_attention,
                         .repack = !std::ranges::contains(wiring.arguments, "--no-repack")};
   for (const FastDevice& device : machine.devices) {
-    request.devices.push_back({.name = device.name,
-                               .memory_bytes = device.memory_bytes,
-                               .alignment = device.alignment,
-                               .max_buffer_bytes = device.max_buffer_bytes});
+    request.devices.push_back({.name = device.name, .memory_bytes = device.memory_bytes, .here = device.here});
   }
   for (const std::uint32_t n : TensorSplitArgument(sizes, placement)) {
     request.tensor_split.push_back(static_cast<float>(n));

@@ -1,0 +1,155 @@
+// A plan whose compute buffers come from someone who was asked, as linkcpp-layout answers for the installed llama.cpp.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "planner/plan.h"
+#include "planner/test_models.h"
+
+namespace linkcpp {
+namespace {
+
+constexpr std::uint64_t kMib = 1 << 20, kGib = 1 << 30;
+
+Machine OneDevice(std::uint64_t vram) {
+  Machine machine;
+  machine.devices = {{.name = "GPU", .memory_bytes = vram, .read_gbs = 500, .tflops = 30}};
+  machine.ram_bytes = 128 * kGib;
+  machine.ram_gbs = 20;
+  machine.cpu_tflops = 0.1;
+  machine.link_gbs = 25;
+  return machine;
+}
+
+// Answers with this compute buffer, and weights and caches as the plan derives them (0: not looked at).
+AskLayout Always(std::uint64_t device_compute, int& asked) {
+  return [device_compute, &asked](const LayoutRequest&) -> Result<std::vector<LaidOut>> {
+    ++asked;
+    return std::vector<LaidOut>{{.buffer_type = "GPU", .compute_bytes = device_compute},
+                                {.buffer_type = "CPU", .compute_bytes = 7 * kMib}};
+  };
+}
+
+TEST(Asking, TheAnswerIsWhatThePlanCounts) {
+  const ModelSizes sizes = test::SizesOf("qwen3-30b");
+  int asked = 0;
+  const PlanWish wish{.run = {.context = 8192}, .model_path = "m.gguf", .ask = Always(777 * kMib, asked)};
+  const auto plan = MakePlan(sizes, OneDevice(12 * kGib), wish);
+  ASSERT_TRUE(plan) << plan.error().text;
+  EXPECT_EQ(plan->placement.devices[0].compute, 777 * kMib);
+  EXPECT_EQ(plan->placement.ram.compute, 7 * kMib);
+  EXPECT_GE(asked, 1);
+  ASSERT_EQ(plan->assumptions.size(), 1u);
+  EXPECT_TRUE(plan->assumptions[0].contains("the installed llama.cpp says so")) << plan->assumptions[0];
+}
+
+TEST(Asking, AsManyLayersAsTheTrueBufferLeavesRoomFor) {
+  const ModelSizes sizes = test::SizesOf("qwen3-30b");
+  const Machine machine = OneDevice(12 * kGib);
+  std::uint32_t fewer = 100;
+  for (const std::uint64_t compute : {64 * kMib, 512 * kMib, 2048 * kMib, 6144 * kMib}) {
+    int asked = 0;
+    const PlanWish wish{.run = {.context = 8192}, .model_path = "m.gguf", .ask = Always(compute, asked)};
+    const auto plan = MakePlan(sizes, machine, wish);
+    ASSERT_TRUE(plan) << plan.error().text;
+    const Placement& place = plan->placement;
+    const std::uint32_t kept = place.CountLayers(sizes, Tier::kVram);
+    EXPECT_LE(place.devices[0].Total(), machine.devices[0].memory_bytes) << compute;
+    const LayerSizes& next = sizes.layers[kept];  // all layers of this model have experts
+    EXPECT_GT(place.devices[0].Total() + next.expert_bytes, machine.devices[0].memory_bytes) << compute;
+    EXPECT_LT(kept, fewer) << compute;
+    fewer = kept;
+  }
+}
+
+TEST(Asking, WhoNeedsMoreOnceLaidOutGetsLessAndStillFits) {
+  const ModelSizes sizes = test::SizesOf("qwen3-30b");
+  const Machine machine = OneDevice(12 * kGib);
+  // The more experts are on the device, the larger the buffer: no two layouts are alike.
+  const AskLayout ask = [](const LayoutRequest& request) -> Result<std::vector<LaidOut>> {
+    std::uint64_t compute = 300 * kMib;
+    for (const std::string& pattern : request.overrides) compute += 100 * kMib / pattern.size();
+    return std::vector<LaidOut>{{.buffer_type = "GPU", .compute_bytes = compute}};
+  };
+  for (const bool split : {false, true}) {
+    const PlanWish wish{.run = {.context = 8192, .split_layers = split}, .model_path = "m.gguf", .ask = ask};
+    const auto plan = MakePlan(sizes, machine, wish);
+    ASSERT_TRUE(plan && plan->placement.feasible);
+    EXPECT_LE(plan->placement.devices[0].Total(), machine.devices[0].memory_bytes) << split;
+    EXPECT_GE(plan->placement.devices[0].compute, 300 * kMib) << split;
+  }
+}
+
+TEST(Asking, WeightsThatLlamaTakesBeyondTheTensorsAreCounted) {
+  const ModelSizes sizes = test::SizesOf("qwen3-30b");
+  const AskLayout ask = [](const LayoutRequest&) -> Result<std::vector<LaidOut>> {
+    return std::vector<LaidOut>{
+        {.buffer_type = "GPU", .model_bytes = 60 * kGib, .context_bytes = kGib, .compute_bytes = 100 * kMib}};
+  };
+  const PlanWish wish{.run = {.context = 8192}, .model_path = "m.gguf", .ask = ask};
+  const auto plan = MakePlan(sizes, OneDevice(64 * kGib), wish);
+  ASSERT_TRUE(plan) << plan.error().text;
+  const Held& held = plan->placement.devices[0];
+  EXPECT_EQ(held.Total(), 61 * kGib + 100 * kMib + held.reserve);
+  EXPECT_TRUE(std::ranges::any_of(plan->assumptions, [](const std::string& line) {
+    return line.contains("more for weights and caches than the tensors tell");
+  }));
+}
+
+TEST(Asking, WithoutAnAnswerItIsEstimatedAndSaid) {
+  const ModelSizes sizes = test::SizesOf("qwen3-30b");
+  const AskLayout ask = [](const LayoutRequest&) -> Result<std::vector<LaidOut>> {
+    return Fail(FaultCode::kRefused, "libllama knows no such thing");
+  };
+  PlanWish wish{.run = {.context = 8192}, .model_path = "m.gguf", .ask = ask};
+  const auto asked = MakePlan(sizes, OneDevice(12 * kGib), wish);
+  wish.ask = nullptr;
+  const auto estimated = MakePlan(sizes, OneDevice(12 * kGib), wish);
+  ASSERT_TRUE(asked && estimated);
+  EXPECT_EQ(asked->placement.devices[0].Total(), estimated->placement.devices[0].Total());
+  ASSERT_EQ(asked->assumptions.size(), 1u);
+  EXPECT_EQ(asked->assumptions[0], "compute buffers are estimated: libllama knows no such thing");
+}
+
+TEST(Asking, QuestionAndAnswerTravelAsJson) {
+  const LayoutRequest request{.model_path = "a \"b\".gguf",
+                              .devices = {{.name = "device 0", .memory_bytes = 1ull << 40}},
+                              .n_gpu_layers = 49,
+                              .tensor_split = {1, 2},
+                              .overrides = {R"(blk\.(3[89])\.ffn_.*_exps)"},
+                              .n_context = 8192,
+                              .kv_type = "q8_0",
+                              .repack = false};
+  const auto back = ParseLayoutRequest(ToJson(request));
+  ASSERT_TRUE(back) << back.error().text;
+  EXPECT_EQ(*back, request);
+  const auto buffers = ParseLaidOut(ToJson(std::vector<LaidOut>{{.buffer_type = "CPU", .compute_bytes = 5}}));
+  ASSERT_TRUE(buffers) << buffers.error().text;
+  EXPECT_EQ(buffers->at(0).compute_bytes, 5u);
+  for (const char* bad : {"", "{}", "[1]", "{\"model_path\": 3}", "[{\"buffer_type\": \"CPU\"}]"}) {
+    EXPECT_FALSE(ParseLayoutRequest(bad)) << bad;
+    EXPECT_FALSE(ParseLaidOut(bad)) << bad;
+  }
+}
+
+TEST(Asking, WhatIsNearest) {
+  KnownBuffers known;
+  const auto key = [](std::uint32_t n_gpu_layers, std::uint64_t experts) {
+    return LayoutKey{.context_cells = 4096, .n_gpu_layers = n_gpu_layers, .offloads = true, .device_experts = experts};
+  };
+  known.Add(key(0, 0), {.devices = {}, .host = 1});
+  known.Add(key(10, 500), {.devices = {2}, .host = 2});
+  known.Add(key(20, 500), {.devices = {3}, .host = 3});
+  known.Add(key(20, 900), {.devices = {4}, .host = 4});
+  EXPECT_EQ(known.Nearest(key(0, 0))->host, 1u);
+  EXPECT_EQ(known.Nearest(key(1, 0))->host, 2u);  // no layers at all is not like one layer
+  EXPECT_EQ(known.Nearest(key(19, 600))->host, 3u);
+  EXPECT_EQ(known.Nearest(key(21, 800))->host, 4u);
+  LayoutKey other = key(20, 500);
+  other.kv = KvType::kQ8_0;
+  EXPECT_EQ(known.Nearest(other), nullptr);
+  EXPECT_EQ(known.Find(key(19, 600)), nullptr);
+}
+
+}  // namespace
+}  // namespace linkcpp
