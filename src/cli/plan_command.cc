@@ -1,7 +1,9 @@
 // linkcpp plan: will this model run here, with what where, how fast, and how to start it. Reads headers only.
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <format>
 #include <fstream>
 #include <memory>
@@ -10,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/beside.h"
 #include "cli/commands.h"
 #include "cli/plan_machine.h"
 #include "gguf/model.h"
@@ -78,6 +81,15 @@ Result<void> RunPlan(const PlanArguments& arguments) {
         std::format("the compute buffer of {} is not known: the figure is too small, leave room", sizes.architecture));
   }
   ASSIGN_OR_RETURN(const Machine machine, ReadMachine(machine_wish, model, sizes, assumptions));
+  wish.swarm.plugin = LibraryBeside("libggml-linkcpp.so");
+  if (const std::string preload = LibraryBeside("liblinkcpp-preload.so"); std::filesystem::exists(preload)) {
+    wish.swarm.preload = preload;
+  }
+  if (std::ranges::any_of(machine.nodes, &Node::joined)) {
+    wish.swarm.coordinator = machine_wish.swarm_url;
+    wish.swarm.token_file = arguments.token_file;
+    if (IsHere(machine_wish.swarm_url)) wish.swarm.data_listen = "127.0.0.1:0";
+  }
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(sizes, machine, wish));
   std::print("{}", arguments.json ? PlanJson(sizes, machine, wish, plan, assumptions)
                                   : PlanText(sizes, machine, wish, plan, assumptions));
@@ -124,7 +136,8 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
                    "a running coordinator: plan with its nodes, as measured there (token: LINKCPP_TOKEN, --token-file)")
       ->excludes("--nodes");
   command->add_option("--token-file", arguments->token_file, "file that holds the coordinator's token");
-  command->add_flag("--force-nodes", arguments->force_nodes, "use the nodes even where they make it slower");
+  command->add_flag("--force-nodes", arguments->force_nodes,
+                    "use the nodes even where they make it slower, and before RAM");
   command->add_flag("--json", arguments->json, "print the plan as JSON");
   command->footer(
       "Example: linkcpp plan -m model.gguf --vram 24GiB --ram 48GiB --ctx 32768 --nodes nodes.json\n"

@@ -5,6 +5,7 @@
 #include <format>
 #include <string_view>
 
+#include "base/byte_size.h"
 #include "gguf/tensor_type.h"
 
 namespace linkcpp {
@@ -55,10 +56,6 @@ std::optional<ModelSizes> Requantised(const ModelSizes& sizes, std::string_view 
   return other;
 }
 
-double Gib(std::uint64_t bytes) {
-  return static_cast<double>(bytes) / static_cast<double>(1ull << 30);
-}
-
 std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine, const RunOptions& options) {
   std::vector<Change> changes;
   const std::uint32_t context = ContextCells(sizes, options);
@@ -85,8 +82,8 @@ std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine,
     if (!other) continue;
     const Attempt attempt = TryPlan(*other, machine, options);
     if (!attempt.placement.feasible && type != "IQ2_XXS") continue;
-    changes.push_back(Judge(std::format("experts quantised to {} ({:.1f} GiB of them instead of {:.1f})", type,
-                                        Gib(other->ExpertBytes()), Gib(sizes.ExpertBytes())),
+    changes.push_back(Judge(std::format("experts quantised to {} ({} of them instead of {})", type,
+                                        BinarySizeText(other->ExpertBytes()), BinarySizeText(sizes.ExpertBytes())),
                             attempt));
     break;
   }
@@ -165,6 +162,23 @@ Comparison Compare(const ModelSizes& sizes, const Machine& machine, const RunOpt
   return result;
 }
 
+// As many layers on the nodes as they hold, and in RAM the first ones that are left: a user who asks for the nodes gets
+// them though RAM would do. nullopt: the nodes hold no layer, or RAM is too small for the rest.
+std::optional<Placement> PlaceOnNodesFirst(const ModelSizes& sizes, const Machine& machine, const RunOptions& options) {
+  const Placement alone = PlaceModel(sizes, machine, options, false);
+  Machine less = machine;
+  less.disk_gbs = 0;
+  less.ram_bytes = alone.ram.Total() - alone.ram.experts;
+  for (std::size_t i = 0; i <= sizes.layers.size() && less.ram_bytes <= machine.ram_bytes; ++i) {
+    Placement placement = PlaceModel(sizes, less, options, true);
+    if (placement.feasible) return placement.swarm_bytes > 0 ? std::optional(std::move(placement)) : std::nullopt;
+    if (i < sizes.layers.size() && alone.layers[i].experts != Tier::kVram) {
+      less.ram_bytes += sizes.layers[i].expert_bytes;
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& machine, const PlanWish& wish) {
@@ -182,6 +196,12 @@ Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& machine, const Pla
   }
   Plan plan;
   plan.placement = PlaceModel(sizes, machine, options, true);
+  if (wish.force_nodes && !machine.nodes.empty()) {
+    if (auto nodes_first = PlaceOnNodesFirst(sizes, machine, options)) {
+      plan.placement = *std::move(nodes_first);
+      plan.nodes_first = true;
+    }
+  }
   if (!plan.placement.feasible) {
     plan.changes = FindChanges(sizes, machine, options);
     return plan;
@@ -196,7 +216,7 @@ Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& machine, const Pla
   }
   plan.uses_swarm = plan.placement.swarm_bytes > 0;
   plan.prediction = Predict(sizes, machine, options, plan.placement);
-  plan.wiring = WirePlacement(sizes, machine, options, plan.placement, wish.model_path);
+  plan.wiring = WirePlacement(sizes, machine, options, plan.placement, wish.model_path, wish.swarm);
   return plan;
 }
 

@@ -40,7 +40,8 @@ struct Comparison {
 struct PlanWish {
   RunOptions run;
   std::string model_path;
-  bool force_nodes = false;  // use the swarm even where it loses
+  bool force_nodes = false;  // use the swarm even where it loses, and before RAM
+  SwarmStart swarm = {};
 };
 
 struct Plan {
@@ -48,6 +49,7 @@ struct Plan {
   Prediction prediction;  // feasible
   Wiring wiring;          // feasible
   bool uses_swarm = false;
+  bool nodes_first = false;              // by force_nodes: layers went to nodes before RAM
   std::optional<Comparison> comparison;  // when nodes were given and are of any use
   std::vector<Change> changes;           // infeasible: those that are enough first, in the order of what they cost
 };
