@@ -3,6 +3,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <format>
 #include <string>
 
 namespace linkcpp {
@@ -32,6 +33,19 @@ Result<std::uint64_t> ParseByteSize(std::string_view text) {
   if (bytes < 1) return refuse("is no memory at all");
   if (bytes >= std::pow(1024.0, 5)) return refuse("is more than any machine has");
   return static_cast<std::uint64_t>(bytes);
+}
+
+std::string BinarySizeText(std::uint64_t bytes) {
+  const auto number = static_cast<double>(bytes);
+  if (bytes >= 1ull << 30) return std::format("{:.2f} GiB", number / (1ull << 30));
+  if (bytes >= 1ull << 20) return std::format("{:.1f} MiB", number / (1ull << 20));
+  if (bytes >= 1ull << 10) return std::format("{:.1f} KiB", number / (1ull << 10));
+  return std::format("{} B", bytes);
+}
+
+std::string ByteSizeOption(std::uint64_t bytes) {
+  constexpr std::uint64_t kMuch = 16ull << 20;
+  return bytes >= kMuch ? std::format("{}M", bytes >> 20) : std::format("{}K", bytes >> 10);
 }
 
 }  // namespace linkcpp

@@ -33,7 +33,8 @@ Result<void> WriteBareHeader(const ModelFile& model, const std::string& path) {
   }
   writer.Text("tokenizer.ggml.model", "no_vocab");
   writer.U32(n_vocab, static_cast<std::uint32_t>(embedding->ne[1]));
-  for (const TensorInfo& tensor : model.tensors()) writer.Tensor(tensor.name, tensor.type, tensor.ne, tensor.size_bytes);
+  for (const TensorInfo& tensor : model.tensors())
+    writer.Tensor(tensor.name, tensor.type, tensor.ne, tensor.size_bytes);
   const std::string header = writer.Header();
   std::ofstream file(path, std::ios::binary);
   file << header;
@@ -48,7 +49,8 @@ Result<std::vector<LaidOut>> AskOnce(const LayoutRequest& request) {
   ChildCommand command{.argv = {ProgramBeside("linkcpp-layout"), ToJson(request)}, .timeout_s = kTimeoutS};
   // An abort is an answer too, and no reason for ggml to call a debugger, which takes 20 s.
   command.environment = {{"GGML_BACKEND_PATH", ""}, {"GGML_NO_BACKTRACE", "1"}};
-  if (std::ranges::none_of(request.devices, &PlannedDevice::here)) {  // looking for real ones takes longer than the answer
+  if (std::ranges::none_of(request.devices,
+                           &PlannedDevice::here)) {  // looking for real ones takes longer than the answer
     command.environment.insert(
         command.environment.end(),
         {{"VK_DRIVER_FILES", "/dev/null"}, {"CUDA_VISIBLE_DEVICES", "-1"}, {"HIP_VISIBLE_DEVICES", "-1"}});

@@ -18,6 +18,7 @@
 #include "kernel/calibrate.h"
 #include "kernel/device.h"
 #include "kernel/openmp_spin.h"
+#include "planner/step_costs.h"
 #include "worker/byte_size.h"
 
 namespace linkcpp {
@@ -169,11 +170,7 @@ Result<void> CalibrateMachine(const ModelFile& model, const ModelSizes& sizes, M
   assumptions.push_back(
       std::format("CPU on this model's shapes, measured now: matrices {:.1f}, experts {:.1f}, K and V {:.1f} GB/s",
                   machine.dense_gbs, machine.expert_gbs, machine.attention_gbs));
-  assumptions.push_back(std::format(
-      "  beside them a layer's attention {:.1f} us, its router {:.1f} us, another step {:.2f} us; a graph {:.1f} us, "
-      "a wake-up {:.1f} us",
-      1e6 * machine.attention_seconds, 1e6 * machine.router_seconds, 1e6 * machine.step_seconds,
-      1e6 * machine.graph_seconds, 1e6 * machine.wake_seconds));
+  assumptions.push_back("  beside them " + StepCostsText(machine));
   std::map<std::uint32_t, double> by_threads{{0, machine.expert_gbs},
                                              {std::max(1u, std::thread::hardware_concurrency()), machine.expert_gbs}};
   for (Node& node : machine.nodes) {

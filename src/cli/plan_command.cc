@@ -1,7 +1,9 @@
 // linkcpp plan: will this model run here, with what where, how fast, and how to start it. Reads headers only.
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <format>
 #include <fstream>
 #include <memory>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "cli/ask_layout.h"
+#include "cli/beside.h"
 #include "cli/commands.h"
 #include "cli/plan_machine.h"
 #include "gguf/model.h"
@@ -80,6 +83,15 @@ Result<void> RunPlan(const PlanArguments& arguments) {
   }
   ASSIGN_OR_RETURN(const Machine machine, ReadMachine(machine_wish, model, sizes, assumptions));
   if (!arguments.estimate) wish.ask = MakeLayoutAsker(model);
+  wish.swarm.plugin = LibraryBeside("libggml-linkcpp.so");
+  if (const std::string preload = LibraryBeside("liblinkcpp-preload.so"); std::filesystem::exists(preload)) {
+    wish.swarm.preload = preload;
+  }
+  if (std::ranges::any_of(machine.nodes, &Node::joined)) {
+    wish.swarm.coordinator = machine_wish.swarm_url;
+    wish.swarm.token_file = arguments.token_file;
+    if (IsHere(machine_wish.swarm_url)) wish.swarm.data_listen = "127.0.0.1:0";
+  }
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(sizes, machine, wish));
   assumptions.append_range(plan.assumptions);
   std::print("{}", arguments.json ? PlanJson(sizes, machine, wish, plan, assumptions)
@@ -96,9 +108,10 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
   command->add_option("-m,--model", arguments->model, "the GGUF file, or any of its splits; only headers are read")
       ->required();
   command
-      ->add_option("--vram", arguments->machine.vram,
-                   "memory of the devices, e.g. 24GiB,16GiB; NAME=16GiB of one that is here; none (default: what is free "
-                   "now)")
+      ->add_option(
+          "--vram", arguments->machine.vram,
+          "memory of the devices, e.g. 24GiB,16GiB; NAME=16GiB of one that is here; none (default: what is free "
+          "now)")
       ->delimiter(',');
   command
       ->add_option("--vram-rate", arguments->machine.vram_rate, "what a device reads, in GB/s (default: 500, assumed)")
@@ -128,7 +141,8 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
                    "a running coordinator: plan with its nodes, as measured there (token: LINKCPP_TOKEN, --token-file)")
       ->excludes("--nodes");
   command->add_option("--token-file", arguments->token_file, "file that holds the coordinator's token");
-  command->add_flag("--force-nodes", arguments->force_nodes, "use the nodes even where they make it slower");
+  command->add_flag("--force-nodes", arguments->force_nodes,
+                    "use the nodes even where they make it slower, and before RAM");
   command->add_flag("--estimate", arguments->estimate,
                     "estimate compute buffers instead of asking the installed llama.cpp");
   command->add_flag("--json", arguments->json, "print the plan as JSON");

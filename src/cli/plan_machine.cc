@@ -7,6 +7,7 @@
 #include <format>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <string_view>
 #include <thread>
 
@@ -16,6 +17,7 @@
 #include "kernel/device.h"
 #include "planner/memory.h"
 #include "planner/plan.h"
+#include "planner/step_costs.h"
 #include "worker/byte_size.h"
 
 namespace linkcpp {
@@ -24,10 +26,6 @@ namespace {
 constexpr double kVramGbs = 500, kVramTflops = 30, kLinkGbs = 25;  // a mid-range card in a PCIe 4.0 slot
 constexpr double kCoreTflops = 0.04;                               // one core with AVX2 on quantised matrices
 constexpr std::uint64_t kLeastSize = 1ull << 20;                   // less is a forgotten unit
-
-double Gib(std::uint64_t bytes) {
-  return static_cast<double>(bytes) / static_cast<double>(1ull << 30);
-}
 
 Result<std::uint64_t> ParseMemory(std::string_view option, const std::string& text) {
   const auto bytes = ParseByteSize(text);
@@ -102,11 +100,8 @@ Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<
     std::erase_if(here, [](const DeviceInfo& info) { return !info.is_gpu || info.free_bytes == 0; });
   }
   const auto add = [&](std::string name, std::uint64_t bytes, bool is_here) {
-    machine.devices.push_back({.name = std::move(name),
-                               .memory_bytes = bytes,
-                               .read_gbs = rate,
-                               .tflops = kVramTflops,
-                               .here = is_here});
+    machine.devices.push_back(
+        {.name = std::move(name), .memory_bytes = bytes, .read_gbs = rate, .tflops = kVramTflops, .here = is_here});
   };
   for (const std::string& text : wish.vram) {
     const std::size_t equals = text.find('=');
@@ -135,8 +130,8 @@ Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<
     }
   }
   for (const FastDevice& device : machine.devices) {
-    assumptions.push_back(std::format("{}: {:.2f} GiB ({}), read at {:.0f} GB/s ({}), {:.0f} Tflop/s (assumed)",
-                                      device.name, Gib(device.memory_bytes), wish.vram.empty() ? "free now" : "--vram",
+    assumptions.push_back(std::format("{}: {} ({}), read at {:.0f} GB/s ({}), {:.0f} Tflop/s (assumed)", device.name,
+                                      BinarySizeText(device.memory_bytes), wish.vram.empty() ? "free now" : "--vram",
                                       rate, rate_from, kVramTflops));
   }
   machine.link_gbs = kLinkGbs;
@@ -145,6 +140,10 @@ Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<
 }
 
 }  // namespace
+
+bool IsHere(std::string_view url) {
+  return url.contains("//127.") || url.contains("//localhost") || url.contains("//[::1]");
+}
 
 Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, const ModelSizes& sizes,
                             std::vector<std::string>& assumptions) {
@@ -166,11 +165,14 @@ Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, con
     ASSIGN_OR_RETURN(const StatusReply status, AskStatus(wish.swarm_url, wish.swarm_token));
     machine.nodes = NodesOf(status, sizes, assumptions);
     if (machine.nodes.empty()) return Fail(FaultCode::kGone, "{} has no node to plan with", wish.swarm_url);
-    // A coordinator on loopback has its workers on this machine: what they may still fill is not free for anything
-    // else.
-    const std::string_view url = wish.swarm_url;
-    const bool is_here = url.contains("//127.") || url.contains("//localhost") || url.contains("//[::1]");
-    if (is_here && wish.ram.empty()) {
+    ASSIGN_OR_RETURN(const bool serves_it, ServesModel(wish.swarm_url, wish.swarm_token, model.header_hash().Hex()));
+    for (Node& node : machine.nodes) node.joined = serves_it;
+    if (!serves_it) {
+      assumptions.push_back(std::format("{} serves another model ({}): its nodes would have to join a new coordinator",
+                                        wish.swarm_url, status.model_name));
+    }
+    // What workers here may still fill is not free for anything else.
+    if (IsHere(wish.swarm_url) && wish.ram.empty()) {
       std::uint64_t promised = 0;
       for (const NodeStatus& node : status.nodes) {
         const std::uint64_t held = status.n_slices > 0 ? status.expert_bytes / status.n_slices * node.slices_ready : 0;
@@ -178,20 +180,32 @@ Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, con
       }
       machine.ram_bytes -= std::min(machine.ram_bytes, promised);
       assumptions.push_back(
-          std::format("the swarm's nodes are on this machine: {:.2f} GiB that they may still fill is "
+          std::format("the swarm's nodes are on this machine: {} that they may still fill is "
                       "taken off its RAM",
-                      Gib(promised)));
+                      BinarySizeText(promised)));
     }
+  }
+  if (!machine.nodes.empty()) {
+    std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+    for (const LayerSizes& layer : sizes.layers) {
+      if (layer.expert_bytes > 0) least = std::min(least, layer.slice_bytes);
+    }
+    const std::string dropped = DropUselessNodes(machine.nodes, least);
+    if (!dropped.empty()) assumptions.push_back(dropped);
   }
   machine.ram_gbs = wish.ram_rate ? *wish.ram_rate : MeasureReading();
   const unsigned n_cores = std::max(1u, std::thread::hardware_concurrency());
+  machine.n_cores = n_cores;
   machine.cpu_tflops = kCoreTflops * n_cores;
-  assumptions.push_back(std::format("RAM: {:.2f} GiB ({}), read at {:.1f} GB/s ({})", Gib(machine.ram_bytes),
+  assumptions.push_back(std::format("RAM: {} ({}), read at {:.1f} GB/s ({})", BinarySizeText(machine.ram_bytes),
                                     wish.ram.empty() ? "available now" : "--ram", machine.ram_gbs,
                                     wish.ram_rate ? "--ram-rate" : "measured now, a busy machine shows less"));
   assumptions.push_back(
       std::format("CPU: {} core{}, {:.2f} Tflop/s (assumed)", n_cores, n_cores == 1 ? "" : "s", machine.cpu_tflops));
   if (wish.ram_rate) {
+    AssumeStepCosts(sizes, machine);
+    assumptions.push_back("beside weights (assumed with --ram-rate, from a Sapphire Rapids Xeon): " +
+                          StepCostsText(machine));
     for (Node& node : machine.nodes) {
       if (node.here && node.read_gbs == 0) node.read_gbs = *wish.ram_rate;
     }
@@ -206,12 +220,12 @@ Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, con
                                              : std::string("disk: experts may not stay on it (see --disk)"));
   for (const Node& node : machine.nodes) {
     if (!wish.swarm_url.empty()) break;  // said already
-    assumptions.push_back(std::format("{}: {:.2f} GiB, {:.4g} GB/s, {} ms, {}/{} Mbit/s, {} Tflop/s ({}{})", node.name,
-                                      Gib(node.memory_bytes), node.read_gbs, node.rtt_ms, node.up_mbits,
+    assumptions.push_back(std::format("{}: {}, {:.4g} GB/s, {} ms, {}/{} Mbit/s, {} Tflop/s ({}{})", node.name,
+                                      BinarySizeText(node.memory_bytes), node.read_gbs, node.rtt_ms, node.up_mbits,
                                       node.down_mbits, node.tflops, wish.nodes, node.here ? ", here" : ""));
   }
   assumptions.emplace_back("flash attention; layers' experts stay together; rows travel as f32; routing is uniform");
-  assumptions.push_back(std::format("kept free on each device: {:.2f} GiB", Gib(kDeviceReserveBytes)));
+  assumptions.push_back(std::format("kept free on each device: {}", BinarySizeText(kDeviceReserveBytes)));
   return machine;
 }
 

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -11,6 +12,9 @@
 #include "planner/model_sizes.h"
 
 namespace linkcpp {
+
+// A coordinator on loopback: its workers are on this machine too.
+bool IsHere(std::string_view url);
 
 struct MachineWish {
   std::vector<std::string> vram;  // one size each, or NAME=size for a device here; {"none"}; empty: what is free

@@ -7,6 +7,8 @@
 #include <optional>
 #include <string_view>
 
+#include "base/byte_size.h"
+#include "cli/ask_layout.h"
 #include "cli/plan_machine.h"
 #include "gguf/model.h"
 #include "planner/plan.h"
@@ -52,10 +54,6 @@ Result<std::uint32_t> Number(std::string_view name, const std::optional<std::str
   return number;
 }
 
-double Gib(std::uint64_t bytes) {
-  return static_cast<double>(bytes) / static_cast<double>(1ull << 30);
-}
-
 }  // namespace
 
 std::vector<std::string> WithoutOverridden(std::span<const std::string> planned,
@@ -93,6 +91,7 @@ Result<AutoPlan> PlanForServe(const std::string& model_path, const std::string& 
   std::vector<std::string> assumptions;
   ASSIGN_OR_RETURN(const Machine machine, ReadMachine(machine_wish, model, sizes, assumptions));
   if (own_context) wish.run.context = sizes.context_length;
+  wish.ask = MakeLayoutAsker(model);
   ASSIGN_OR_RETURN(Plan plan, MakePlan(sizes, machine, wish));
   while (!plan.placement.feasible && own_context && wish.run.context / 2 >= kLeastContext) {
     wish.run.context /= 2;
@@ -102,8 +101,8 @@ Result<AutoPlan> PlanForServe(const std::string& model_path, const std::string& 
     std::string change;
     if (!plan.changes.empty() && plan.changes.front().enough) change = "; enough would be " + plan.changes.front().what;
     return Fail(FaultCode::kRefused,
-                "--auto: {} does not fit this machine: {:.2f} GiB are missing{} (`linkcpp plan -m {}` says more)",
-                sizes.name, Gib(plan.placement.missing_bytes), change, model_path);
+                "--auto: {} does not fit this machine: {} are missing{} (`linkcpp plan -m {}` says more)", sizes.name,
+                BinarySizeText(plan.placement.missing_bytes), change, model_path);
   }
 
   AutoPlan result;
@@ -114,7 +113,8 @@ Result<AutoPlan> PlanForServe(const std::string& model_path, const std::string& 
   std::string places;
   for (const Tier tier : {Tier::kVram, Tier::kRam, Tier::kSwarm, Tier::kDisk}) {
     const std::uint64_t bytes = plan.placement.ExpertBytes(sizes, tier);
-    if (bytes > 0) places += std::format("{}{:.2f} GiB in {}", places.empty() ? "" : ", ", Gib(bytes), TierName(tier));
+    if (bytes > 0)
+      places += std::format("{}{} in {}", places.empty() ? "" : ", ", BinarySizeText(bytes), TierName(tier));
   }
   result.summary = std::format("context {}, experts {}; decode about {:.1f} tok/s", ContextCells(sizes, wish.run),
                                places, plan.prediction.decode.tokens_per_second);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <format>
 
+#include "base/byte_size.h"
 #include "net/http_client.h"
 
 namespace linkcpp {
@@ -37,12 +38,10 @@ double DispatchMs(const StatusReply& status, const std::string& node_id) {
   return dispatches > 0 ? weighted / dispatches : 0;
 }
 
-}  // namespace
-
-Result<StatusReply> AskStatus(const std::string& url, const std::string& token) {
+Result<HttpReply> Ask(const std::string& url, const std::string& token, const std::string& path) {
   if (token.empty()) return Fail(FaultCode::kLocal, "no token for {}: set LINKCPP_TOKEN or give --token-file", url);
   ASSIGN_OR_RETURN(const HttpEndpoint endpoint, ParseEndpoint(url, token));
-  const auto reply = HttpClient::Create(endpoint)->Call("GET", "/api/status", "", std::chrono::seconds(10));
+  const auto reply = HttpClient::Create(endpoint)->Call("GET", path, "", std::chrono::seconds(10));
   if (!reply) {
     const bool away = reply.error().code == FaultCode::kGone;
     return Fail(reply.error().code, "{}{}", reply.error().text, away ? "; is `linkcpp serve` running there?" : "");
@@ -50,7 +49,20 @@ Result<StatusReply> AskStatus(const std::string& url, const std::string& token) 
   if (reply->status != 200) {
     return Fail(FaultCode::kGone, "{} answered {}: {}", endpoint.url, reply->status, ErrorMessage(reply->body));
   }
-  return FromJson<StatusReply>(reply->body);
+  return *reply;
+}
+
+}  // namespace
+
+Result<StatusReply> AskStatus(const std::string& url, const std::string& token) {
+  ASSIGN_OR_RETURN(const HttpReply reply, Ask(url, token, "/api/status"));
+  return FromJson<StatusReply>(reply.body);
+}
+
+Result<bool> ServesModel(const std::string& url, const std::string& token, const std::string& header_hash) {
+  ASSIGN_OR_RETURN(const HttpReply reply, Ask(url, token, "/api/proxy/models"));
+  ASSIGN_OR_RETURN(const ModelList list, FromJson<ModelList>(reply.body));
+  return std::ranges::contains(list.models, header_hash, &ModelSummary::header_hash);
 }
 
 std::vector<Node> NodesOf(const StatusReply& status, const ModelSizes& sizes, std::vector<std::string>& assumptions) {
@@ -73,8 +85,8 @@ std::vector<Node> NodesOf(const StatusReply& status, const ModelSizes& sizes, st
     node.rtt_ms = has_rtt ? std::max(0.0, dispatch_ms - busy_ms) : kUnknownRttMs;
     node.read_gbs = std::clamp(node.read_gbs, 0.01, 100'000.0);
     assumptions.push_back(std::format(
-        "{}: {:.2f} GiB, {:.1f} GB/s ({}), {:.2f} ms a round trip ({})", node.name,
-        static_cast<double>(node.memory_bytes) / static_cast<double>(1ull << 30), node.read_gbs,
+        "{}: {}, {:.1f} GB/s ({}), {:.2f} ms a round trip ({})", node.name, BinarySizeText(node.memory_bytes),
+        node.read_gbs,
         has_speed ? std::format("measured over {} dispatches", said.dispatches) : "assumed: it has not computed yet",
         node.rtt_ms, has_rtt ? "measured, with the rows' way" : "assumed: no backbone has asked it yet"));
     nodes.push_back(std::move(node));

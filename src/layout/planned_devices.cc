@@ -13,7 +13,7 @@
 namespace linkcpp {
 namespace {
 
-constexpr std::size_t kAlignment = 128;  // CUDA's; Vulkan's are smaller
+constexpr std::size_t kAlignment = 128;       // CUDA's; Vulkan's are smaller
 constexpr std::int64_t kLeastRowsTaken = 32;  // of a batch whose weights lie in the host's memory
 
 struct Planned {
@@ -218,7 +218,9 @@ Result<std::vector<ggml_backend_dev_t>> RegisterPlannedDevices(std::span<const P
     planned.buffer_type.context = &planned;
     planned.host_name = wish.name + "_Host";
     planned.host_type = planned.buffer_type;
-    planned.host_type.table.get_name = [](ggml_backend_buffer_type_t type) { return PlannedOf(type).host_name.c_str(); };
+    planned.host_type.table.get_name = [](ggml_backend_buffer_type_t type) {
+      return PlannedOf(type).host_name.c_str();
+    };
     planned.host_type.table.alloc_buffer = HostAlloc;
     planned.host_type.table.get_alignment = [](ggml_backend_buffer_type_t) { return std::size_t{32}; };  // as the CPU's
     planned.host_type.table.is_host = [](ggml_backend_buffer_type_t) { return true; };

@@ -3,9 +3,9 @@
 // They hold nothing: a buffer of theirs is an address range nobody may touch, writes to it are dropped. So a machine
 // without a GPU can ask what a model would need on one. They claim what a discrete GPU's backend claims: every
 // operation, the f32 rows of prompts as soon as a batch has 32 (as ggml's CUDA and Vulkan backends take them over from
-// the CPU), 128 bytes of alignment, memory of the host's for copies (which llama.cpp then prefers for weights on the CPU,
-// unpacked), and asynchronous copies, with which llama.cpp keeps four copies of what it hands
-// from device to device. Tables: abi/ggml_abi.h.
+// the CPU), 128 bytes of alignment, memory of the host's for copies (which llama.cpp then prefers for weights on the
+// CPU, unpacked), and asynchronous copies, with which llama.cpp keeps four copies of what it hands from device to
+// device. Tables: abi/ggml_abi.h.
 #pragma once
 
 #include <ggml-backend.h>

@@ -18,7 +18,7 @@ struct LayoutKey {
   std::uint32_t context_cells = 0, n_parallel = 1, n_batch = 512;
   KvType kv = KvType::kF16;
   std::uint32_t n_gpu_layers = 0;
-  bool offloads = false;           // of layers on devices some experts lie elsewhere
+  bool offloads = false;             // of layers on devices some experts lie elsewhere
   std::uint64_t device_experts = 0;  // bytes of experts on devices, which tell layouts with the same layers apart
   friend auto operator<=>(const LayoutKey&, const LayoutKey&) = default;
 };
@@ -33,7 +33,7 @@ struct ComputeBuffers {
 class KnownBuffers {
  public:
   void Add(const LayoutKey& key, ComputeBuffers buffers) { known_[key] = std::move(buffers); }
-  const ComputeBuffers* Find(const LayoutKey& key) const;     // nullptr: was not asked about
+  const ComputeBuffers* Find(const LayoutKey& key) const;  // nullptr: was not asked about
   // The same but for n_gpu_layers (0 is near to 0 only) and, next, device_experts.
   const ComputeBuffers* Nearest(const LayoutKey& key) const;
   // While someone is asked, what is not known is taken to be small, so that no layout that fits is left out unasked.

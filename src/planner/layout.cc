@@ -14,7 +14,8 @@ template <class T>
 Result<T> Read(std::string_view json, std::string_view what) {
   T value;
   const std::string buffer(json);
-  if (const auto error = glz::read<glz::opts{.error_on_unknown_keys = true, .error_on_missing_keys = true}>(value, buffer)) {
+  if (const auto error =
+          glz::read<glz::opts{.error_on_unknown_keys = true, .error_on_missing_keys = true}>(value, buffer)) {
     std::string why = glz::format_error(error, buffer);
     return Fail(FaultCode::kRefused, "not {}: {}", what, why.substr(0, why.find('\n')));
   }

@@ -30,6 +30,7 @@ struct Node {
   double tflops = 0.2;
   bool here = false;  // a worker on this machine: its kernel shares our memory and cores, rtt_ms is what is added
   std::uint32_t threads = 0;  // of a worker here; 0: one a core
+  bool joined = false;        // runs, and has joined the coordinator that the plan is for
 };
 
 struct Machine {
@@ -45,9 +46,10 @@ struct Machine {
   double token_seconds = 0;                          // llama.cpp's own work for a token, between two graphs
   double wake_seconds = 0;                           // waking a sleeping thread, half a round trip on loopback
   double cpu_tflops = 0;
-  double link_gbs = 0;  // between RAM and devices
-  bool amx = false;     // ggml packs the CPU's matrices for AMX, which makes some of them larger
-  double disk_gbs = 0;  // 0: experts may not stay on disk
+  std::uint32_t n_cores = 0;  // 0: not known, workers here share nothing
+  double link_gbs = 0;        // between RAM and devices
+  bool amx = false;           // ggml packs the CPU's matrices for AMX, which makes some of them larger
+  double disk_gbs = 0;        // 0: experts may not stay on disk
   std::vector<Node> nodes;
 };
 
@@ -56,5 +58,8 @@ struct Machine {
 // machine: read_gbs, rtt_ms and the link may be left out then (read_gbs 0: to be measured). `name`: of the file, for
 // messages. kRefused: not JSON, a field that is missing, unknown, or out of its range; one line that says which.
 Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view name);
+
+// Takes out the nodes that do not hold even one slice of `slice_bytes`; one line that names them, "" for none.
+std::string DropUselessNodes(std::vector<Node>& nodes, std::uint64_t slice_bytes);
 
 }  // namespace linkcpp

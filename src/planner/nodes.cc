@@ -10,6 +10,10 @@
 namespace linkcpp {
 namespace {
 
+constexpr std::string_view kExample =
+    "write [{\"name\": \"pc1\", \"memory\": \"8GiB\", \"read_gbs\": 20, \"rtt_ms\": 0.3, \"up_mbits\": 1000, "
+    "\"down_mbits\": 1000}]";
+
 // As written; what is missing stays empty, so that the message can name it.
 struct NodeText {
   std::optional<std::string> name, memory;
@@ -37,13 +41,13 @@ std::string Describe(const glz::error_ctx& error, const std::string& json) {
 }  // namespace
 
 Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view name) {
+  if (json.find_first_not_of(" \t\r\n") == std::string_view::npos) {
+    return Fail(FaultCode::kRefused, "{}: empty: there is no node in it: {}", name, kExample);
+  }
   std::vector<NodeText> texts;
   const std::string buffer(json);
   if (const auto error = glz::read<glz::opts{.error_on_unknown_keys = true}>(texts, buffer)) {
-    return Fail(FaultCode::kRefused,
-                "{}: {}: write [{{\"name\": \"pc1\", \"memory\": \"8GiB\", \"read_gbs\": 20, \"rtt_ms\": 0.3, "
-                "\"up_mbits\": 1000, \"down_mbits\": 1000}}]",
-                name, Describe(error, buffer));
+    return Fail(FaultCode::kRefused, "{}: {}: {}", name, Describe(error, buffer), kExample);
   }
   std::vector<Node> nodes;
   for (const NodeText& text : texts) {
@@ -90,6 +94,17 @@ Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view nam
   }
   if (nodes.empty()) return Fail(FaultCode::kRefused, "{}: there is no node in it", name);
   return nodes;
+}
+
+std::string DropUselessNodes(std::vector<Node>& nodes, std::uint64_t slice_bytes) {
+  std::string names;
+  for (const Node& node : nodes) {
+    if (node.memory_bytes >= slice_bytes) continue;
+    names += std::format("{}{} ({})", names.empty() ? "" : ", ", node.name, BinarySizeText(node.memory_bytes));
+  }
+  if (names.empty()) return names;
+  std::erase_if(nodes, [&](const Node& node) { return node.memory_bytes < slice_bytes; });
+  return std::format("not counted, because one slice takes {}: {}", BinarySizeText(slice_bytes), names);
 }
 
 }  // namespace linkcpp

@@ -114,8 +114,8 @@ class Placer {
     return true;
   }
 
-  // Of the layers on devices whose experts did not fit, single tensors: those that fill each device best. Exact to 64 KiB,
-  // by the sums that can be reached. The nearest layers' tensors first, where several do as well.
+  // Of the layers on devices whose experts did not fit, single tensors: those that fill each device best. Exact to 64
+  // KiB, by the sums that can be reached. The nearest layers' tensors first, where several do as well.
   void TakePartsFrom(std::size_t first_left_out) {
     for (std::size_t d = 0; d < machine_.devices.size(); ++d) FillWithParts(static_cast<int>(d), first_left_out);
   }

@@ -5,6 +5,7 @@
 #include <format>
 #include <string_view>
 
+#include "base/byte_size.h"
 #include "gguf/tensor_type.h"
 
 namespace linkcpp {
@@ -18,8 +19,7 @@ struct Attempt {
   double decode = 0;
 };
 
-Attempt TryPlan(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
-                const KnownBuffers& known) {
+Attempt TryPlan(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, const KnownBuffers& known) {
   Attempt attempt{.placement = PlaceModel(sizes, machine, options, true, known), .decode = 0};
   if (attempt.placement.feasible) {
     attempt.decode = Predict(sizes, machine, options, attempt.placement).decode.tokens_per_second;
@@ -56,10 +56,6 @@ std::optional<ModelSizes> Requantised(const ModelSizes& sizes, std::string_view 
   return other;
 }
 
-double Gib(std::uint64_t bytes) {
-  return static_cast<double>(bytes) / static_cast<double>(1ull << 30);
-}
-
 std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
                                 const KnownBuffers& known) {
   std::vector<Change> changes;
@@ -87,8 +83,8 @@ std::vector<Change> FindChanges(const ModelSizes& sizes, const Machine& machine,
     if (!other) continue;
     const Attempt attempt = TryPlan(*other, machine, options, known);
     if (!attempt.placement.feasible && type != "IQ2_XXS") continue;
-    changes.push_back(Judge(std::format("experts quantised to {} ({:.1f} GiB of them instead of {:.1f})", type,
-                                        Gib(other->ExpertBytes()), Gib(sizes.ExpertBytes())),
+    changes.push_back(Judge(std::format("experts quantised to {} ({} of them instead of {})", type,
+                                        BinarySizeText(other->ExpertBytes()), BinarySizeText(sizes.ExpertBytes())),
                             attempt));
     break;
   }
@@ -168,87 +164,22 @@ Comparison Compare(const ModelSizes& sizes, const Machine& machine, const RunOpt
   return result;
 }
 
-// ---- asking llama.cpp itself
-
-constexpr int kMostRounds = 16;
-
-// What the answer says beyond the weights and caches that the tensors tell.
-ComputeBuffers Heard(const std::vector<LaidOut>& answer, const Machine& machine, const Placement& placement,
-                     std::uint64_t& excess) {
-  ComputeBuffers buffers;
-  LaidOut host;
-  for (const LaidOut& one : answer) {
-    if (std::ranges::contains(machine.devices, one.buffer_type, &FastDevice::name)) continue;
-    host.model_bytes += one.model_bytes;
-    host.context_bytes += one.context_bytes;
-    host.compute_bytes += one.compute_bytes;
-  }
-  excess = 0;
-  const auto add_up = [&excess](const LaidOut& heard, std::uint64_t derived) {
-    const std::uint64_t asked = heard.model_bytes + heard.context_bytes;
-    const std::uint64_t more = asked > derived + derived / 1000 ? asked - derived : 0;  // padding is less than that
-    excess += more;
-    return heard.compute_bytes + more;
-  };
-  for (std::size_t d = 0; d < machine.devices.size(); ++d) {
-    const auto found = std::ranges::find(answer, machine.devices[d].name, &LaidOut::buffer_type);
-    const bool used = found != answer.end() && d < placement.devices.size();
-    buffers.devices.push_back(used ? add_up(*found, placement.devices[d].Weights() + placement.devices[d].Caches()) : 0);
-  }
-  buffers.host = add_up(host, placement.ram.Weights() + placement.ram.Caches() + placement.swarm_bytes + placement.disk_bytes);
-  return buffers;
-}
-
-// With what was heard about exactly this layout: by how much the fullest device is too small for it.
-std::uint64_t Settle(const ComputeBuffers& heard, const Machine& machine, Placement& placement) {
-  std::uint64_t over = 0;
-  for (std::size_t d = 0; d < placement.devices.size(); ++d) {
-    placement.devices[d].compute = placement.n_gpu_layers > 0 ? heard.devices[d] : 0;
-    const std::uint64_t total = placement.devices[d].Total(), capacity = machine.devices[d].memory_bytes;
-    over = std::max(over, total > capacity ? total - capacity : 0);
-  }
-  return over;
-}
-
-// Places the model and asks what that layout needs to compute, again and again until the best is one asked about.
-Placement PlaceAsking(const ModelSizes& sizes, const Machine& machine, const PlanWish& wish, KnownBuffers& known,
-                      std::vector<std::string>& assumptions) {
-  const RunOptions& options = wish.run;
-  if (!wish.ask) return PlaceModel(sizes, machine, options, true, known);
-  std::uint64_t excess = 0;
-  int questions = 0;
-  known.optimistic = true;
-  for (int round = 0; round < kMostRounds; ++round) {
-    Placement placement = PlaceModel(sizes, machine, options, true, known);
-    const LayoutKey key =
-        KeyOf(sizes, options, placement.n_gpu_layers, placement.offloads, placement.DeviceExpertBytes());
-    if (const ComputeBuffers* heard = known.Find(key)) {
-      const std::uint64_t over = Settle(*heard, machine, placement);
-      known.margin_bytes += over;  // it was placed by what is known of others like it: the next is smaller
-      if (over > 0) continue;
-      known.optimistic = false;
-      assumptions.push_back(std::format("compute buffers: the installed llama.cpp says so, asked about {} layout{}",
-                                        questions, questions == 1 ? "" : "s"));
-      if (excess > 0) {
-        assumptions.push_back(std::format(
-            "llama.cpp would take {:.1f} MiB more for weights and caches than the tensors tell: counted as compute",
-            static_cast<double>(excess) / (1 << 20)));
-      }
-      return placement;
+// As many layers on the nodes as they hold, and in RAM the first ones that are left: a user who asks for the nodes gets
+// them though RAM would do. nullopt: the nodes hold no layer, or RAM is too small for the rest.
+std::optional<Placement> PlaceOnNodesFirst(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
+                                           const KnownBuffers& known) {
+  const Placement alone = PlaceModel(sizes, machine, options, false, known);
+  Machine less = machine;
+  less.disk_gbs = 0;
+  less.ram_bytes = alone.ram.Total() - alone.ram.experts;
+  for (std::size_t i = 0; i <= sizes.layers.size() && less.ram_bytes <= machine.ram_bytes; ++i) {
+    Placement placement = PlaceModel(sizes, less, options, true, known);
+    if (placement.feasible) return placement.swarm_bytes > 0 ? std::optional(std::move(placement)) : std::nullopt;
+    if (i < sizes.layers.size() && alone.layers[i].experts != Tier::kVram) {
+      less.ram_bytes += sizes.layers[i].expert_bytes;
     }
-    const Wiring wiring = WirePlacement(sizes, machine, options, placement, wish.model_path);
-    const auto answer = wish.ask(LayoutRequestOf(sizes, machine, options, placement, wiring, wish.model_path));
-    if (!answer) {
-      assumptions.push_back(std::format("compute buffers are estimated: {}", answer.error().text));
-      known = {};
-      return PlaceModel(sizes, machine, options, true, known);
-    }
-    ++questions;
-    known.Add(key, Heard(*answer, machine, placement, excess));
   }
-  known.optimistic = false;
-  assumptions.push_back(std::format("compute buffers: as the installed llama.cpp says of {} layouts like this one", questions));
-  return PlaceModel(sizes, machine, options, true, known);
+  return std::nullopt;
 }
 
 }  // namespace
@@ -268,7 +199,13 @@ Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& machine, const Pla
   }
   Plan plan;
   KnownBuffers known;
-  plan.placement = PlaceAsking(sizes, machine, wish, known, plan.assumptions);
+  plan.placement = PlaceAsking(sizes, machine, options, wish.model_path, wish.ask, known, plan.assumptions);
+  if (wish.force_nodes && !machine.nodes.empty()) {
+    if (auto nodes_first = PlaceOnNodesFirst(sizes, machine, options, known)) {
+      plan.placement = *std::move(nodes_first);
+      plan.nodes_first = true;
+    }
+  }
   if (!plan.placement.feasible) {
     plan.changes = FindChanges(sizes, machine, options, known);
     return plan;
@@ -283,7 +220,7 @@ Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& machine, const Pla
   }
   plan.uses_swarm = plan.placement.swarm_bytes > 0;
   plan.prediction = Predict(sizes, machine, options, plan.placement);
-  plan.wiring = WirePlacement(sizes, machine, options, plan.placement, wish.model_path);
+  plan.wiring = WirePlacement(sizes, machine, options, plan.placement, wish.model_path, wish.swarm);
   return plan;
 }
 

@@ -3,12 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "planner/layout.h"
+#include "planner/asking.h"
 #include "planner/machine.h"
 #include "planner/memory.h"
 #include "planner/model_sizes.h"
@@ -39,14 +38,12 @@ struct Comparison {
   bool swarm_wins = false;
 };
 
-// What the installed llama.cpp would allocate; a fault: nobody to ask, or it would not say.
-using AskLayout = std::function<Result<std::vector<LaidOut>>(const LayoutRequest&)>;
-
 struct PlanWish {
   RunOptions run;
   std::string model_path;
-  bool force_nodes = false;  // use the swarm even where it loses
-  AskLayout ask = nullptr;   // empty: compute buffers are estimated
+  bool force_nodes = false;  // use the swarm even where it loses, and before RAM
+  SwarmStart swarm = {};
+  AskLayout ask = nullptr;  // empty: compute buffers are estimated
 };
 
 struct Plan {
@@ -54,6 +51,7 @@ struct Plan {
   Prediction prediction;  // feasible
   Wiring wiring;          // feasible
   bool uses_swarm = false;
+  bool nodes_first = false;              // by force_nodes: layers went to nodes before RAM
   std::optional<Comparison> comparison;  // when nodes were given and are of any use
   std::vector<Change> changes;           // infeasible: those that are enough first, in the order of what they cost
   std::vector<std::string> assumptions;  // where the compute buffers' sizes are from, a line each

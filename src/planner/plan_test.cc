@@ -12,6 +12,7 @@
 #include <regex>
 
 #include "planner/report.h"
+#include "planner/step_costs.h"
 #include "planner/test_models.h"
 
 namespace linkcpp {
@@ -44,6 +45,7 @@ Machine Pc(std::uint64_t ram_gib, double gbs, double tflops) {
           .ram_bytes = ram_gib * kGib,
           .ram_gbs = gbs,
           .cpu_tflops = tflops,
+          .n_cores = 8,
           .link_gbs = 0,
           .disk_gbs = 0,
           .nodes = {}};
@@ -100,8 +102,9 @@ std::vector<Case> Cases() {
 class Golden : public testing::TestWithParam<int> {};
 
 TEST_P(Golden, IsWhatItPrints) {
-  const Case test_case = Cases()[static_cast<std::size_t>(GetParam())];
+  Case test_case = Cases()[static_cast<std::size_t>(GetParam())];
   const ModelSizes sizes = test::SizesOf(test_case.model);
+  AssumeStepCosts(sizes, test_case.machine);
   const PlanWish wish{.run = test_case.run, .model_path = "model.gguf", .force_nodes = false};
   const auto plan = MakePlan(sizes, test_case.machine, wish);
   ASSERT_TRUE(plan) << plan.error().text;
@@ -136,6 +139,60 @@ TEST(Plan, SwarmFarAwayLosesAndIsLeftOutUnlessForced) {
   ASSERT_TRUE(forced);
   EXPECT_TRUE(forced->uses_swarm);
   EXPECT_FALSE(forced->wiring.environment.empty());
+}
+
+// 12 GiB of RAM hold granite's experts; four PCs with a GiB each hold two thirds of them.
+TEST(Plan, ForcedNodesComeBeforeRam) {
+  const ModelSizes sizes = test::SizesOf("granite-1b-a400m");
+  const std::vector<Node> small(
+      4, {.name = "pc", .memory_bytes = kGib / 8, .read_gbs = 20, .rtt_ms = 0.3, .up_mbits = 1000, .down_mbits = 1000});
+  const Machine machine = WithNodes(Pc(12, 40, 0.5), small);
+  PlanWish wish{.run = {.context = 4096}, .model_path = "m.gguf", .force_nodes = false};
+  const auto usual = MakePlan(sizes, machine, wish);
+  ASSERT_TRUE(usual);
+  EXPECT_FALSE(usual->uses_swarm);
+  EXPECT_NE(PlanText(sizes, machine, wish, *usual, {}).find("not needed"), std::string::npos);
+  wish.force_nodes = true;
+  const auto forced = MakePlan(sizes, machine, wish);
+  ASSERT_TRUE(forced);
+  ASSERT_TRUE(forced->uses_swarm);
+  const Placement& place = forced->placement;
+  EXPECT_LE(place.swarm_bytes, kGib / 2);
+  EXPECT_GT(place.swarm_bytes, kGib / 2 - 2 * sizes.layers[0].expert_bytes) << "as many as the nodes hold";
+  EXPECT_EQ(place.swarm_bytes + place.ram.experts, sizes.ExpertBytes());
+  EXPECT_EQ(place.layers.front().experts, Tier::kRam);
+  EXPECT_EQ(place.layers.back().experts, Tier::kSwarm);
+  EXPECT_NE(PlanText(sizes, machine, wish, *forced, {}).find("before RAM"), std::string::npos);
+}
+
+TEST(Plan, ARunningSwarmIsJoinedAndNotStartedAnew) {
+  const Case near = Cases()[7];
+  const ModelSizes sizes = test::SizesOf(near.model);
+  Machine machine = near.machine;
+  for (Node& node : machine.nodes) node.joined = true;
+  PlanWish wish{.run = near.run, .model_path = "m.gguf", .force_nodes = false};
+  wish.swarm = {
+      .coordinator = "https://10.0.0.1:9000#sha256=ab", .token_file = "t.txt", .plugin = "/p/x.so", .preload = ""};
+  const auto plan = MakePlan(sizes, machine, wish);
+  ASSERT_TRUE(plan && plan->uses_swarm);
+  EXPECT_TRUE(plan->wiring.command.starts_with(
+      "GGML_BACKEND_PATH=/p/x.so LINKCPP_COORDINATOR='https://10.0.0.1:9000#sha256=ab' LINKCPP_DATA_LISTEN=0.0.0.0:0 "
+      "LINKCPP_LOCAL=allow LINKCPP_TOKEN_FILE=t.txt "))
+      << plan->wiring.command;
+  EXPECT_NE(plan->wiring.command.find(" llama-server -m m.gguf "), std::string::npos);
+  EXPECT_TRUE(plan->wiring.workers.empty());
+  EXPECT_EQ(PlanText(sizes, machine, wish, *plan, {}).find("8090"), std::string::npos);
+}
+
+TEST(Plan, ExpertsOnDiskBesideNodesAreNotRepacked) {
+  Case near = Cases()[7];
+  near.machine.nodes.resize(2);
+  const ModelSizes sizes = test::SizesOf(near.model);
+  const auto plan = MakePlan(sizes, near.machine, {.run = near.run, .model_path = "m.gguf", .force_nodes = false});
+  ASSERT_TRUE(plan);
+  ASSERT_GT(plan->placement.disk_bytes, 0u);
+  ASSERT_GT(plan->placement.swarm_bytes, 0u);
+  EXPECT_TRUE(std::ranges::contains(plan->wiring.arguments, "--no-repack"));
 }
 
 TEST(Plan, TheBreakEvenRoundTripIsWhereBothAreAlike) {
@@ -190,6 +247,15 @@ TEST(NumberPattern, MatchesExactlyTheseLayers) {
   }
 }
 
+TEST(Nodes, WithLessThanASliceAreNotCounted) {
+  std::vector<Node> nodes{MakeNode("big", 1, 20, 1, 1), MakeNode("small", 0, 20, 1, 1)};
+  nodes[1].memory_bytes = 300'000;
+  EXPECT_EQ(DropUselessNodes(nodes, 299'999), "");
+  EXPECT_EQ(DropUselessNodes(nodes, 6'119'424), "not counted, because one slice takes 5.8 MiB: small (293.0 KiB)");
+  ASSERT_EQ(nodes.size(), 1u);
+  EXPECT_EQ(nodes[0].name, "big");
+}
+
 TEST(Nodes, AreReadAndWrongFieldsNamed) {
   const auto nodes = ParseNodes(
       R"([{"name": "pc1", "memory": "8GiB", "read_gbs": 20, "rtt_ms": 0.3, "up_mbits": 100, "down_mbits": 50}])",
@@ -198,7 +264,8 @@ TEST(Nodes, AreReadAndWrongFieldsNamed) {
   EXPECT_EQ((*nodes)[0].memory_bytes, 8 * kGib);
   EXPECT_EQ((*nodes)[0].down_mbits, 50);
   const std::pair<const char*, const char*> wrong[] = {
-      {"", "n.json"},
+      {"", "n.json: empty"},
+      {" \n", "there is no node in it"},
       {"[]", "no node"},
       {"{}", "n.json"},
       {R"([{"memory": "8GiB"}])", "read_gbs"},

@@ -2,13 +2,15 @@
 #include <format>
 #include <iterator>
 
+#include "base/byte_size.h"
 #include "planner/report.h"
 
 namespace linkcpp {
 namespace {
 
-double Gib(std::uint64_t bytes) {
-  return static_cast<double>(bytes) / static_cast<double>(1ull << 30);
+// Of a table's cell: nothing is "-".
+std::string Cell(std::uint64_t bytes) {
+  return bytes == 0 ? "-" : BinarySizeText(bytes);
 }
 
 // "layers 38-47", "layers 3, 5-7"; "" for none.
@@ -56,9 +58,9 @@ class Page {
 };
 
 void Row(Page& page, const std::string& name, const Held& held, std::uint64_t capacity) {
-  page.Line("  {:<12} {:8.2f} {:9.2f} {:8.2f} {:8.2f} {:8.2f} {:8.2f} {:8.2f} of {:.2f}", name, Gib(held.backbone),
-            Gib(held.experts), Gib(held.kv), Gib(held.state), Gib(held.compute), Gib(held.reserve), Gib(held.Total()),
-            Gib(capacity));
+  page.Line("  {:<12} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} of {}", name, Cell(held.backbone),
+            Cell(held.experts), Cell(held.kv), Cell(held.state), Cell(held.compute), Cell(held.reserve),
+            Cell(held.Total()), Cell(capacity));
 }
 
 void WriteSpeed(Page& page, const char* name, const Speed& speed) {
@@ -73,7 +75,8 @@ void WriteSpeed(Page& page, const char* name, const Speed& speed) {
   page.Line("  {:<22} {:8.2f} tok/s   {}", name, speed.tokens_per_second, bounds);
 }
 
-void WriteComparison(Page& page, const Machine& machine, const Comparison& c, bool uses_swarm) {
+void WriteComparison(Page& page, const Machine& machine, const Plan& plan) {
+  const Comparison& c = *plan.comparison;
   page.Line("");
   page.Line("Swarm against this machine alone ({})", c.local);
   if (c.local_decode <= 0) return;
@@ -89,9 +92,49 @@ void WriteComparison(Page& page, const Machine& machine, const Comparison& c, bo
     page.Line("  these {} node{} lose at any round trip", n, n == 1 ? "" : "s");
   }
   if (c.nodes_to_win > 1) page.Line("  with fewer than {} of the {} they lose", c.nodes_to_win, n);
-  if (!c.swarm_wins && !uses_swarm)
+  if (!c.swarm_wins && !plan.uses_swarm)
     page.Line("  so this plan leaves the nodes out; --force-nodes uses them all the same");
-  if (!c.swarm_wins && uses_swarm) page.Line("  this plan uses the nodes all the same");
+  if (!c.swarm_wins && plan.uses_swarm) page.Line("  this plan uses the nodes all the same");
+}
+
+// Nodes were given, and nothing lies on them.
+void WriteIdleNodes(Page& page, const ModelSizes& sizes, const Machine& machine, const PlanWish& wish) {
+  std::uint64_t memory = 0, least_layer = 0;
+  for (const Node& node : machine.nodes) memory += node.memory_bytes;
+  for (const LayerSizes& layer : sizes.layers) {
+    if (layer.expert_bytes > 0 && (least_layer == 0 || layer.expert_bytes < least_layer))
+      least_layer = layer.expert_bytes;
+  }
+  page.Line("");
+  if (!wish.force_nodes) {
+    page.Line("The nodes are not needed: all experts have a place here (--force-nodes puts them on the nodes first)");
+  } else {
+    page.Line("The nodes are left out in spite of --force-nodes: together they give {}, a layer's experts take {}",
+              BinarySizeText(memory), BinarySizeText(least_layer));
+  }
+}
+
+void WriteRun(Page& page, const ModelSizes& sizes, const Machine& machine, const PlanWish& wish, const Plan& plan) {
+  page.Line("");
+  page.Line("Run");
+  page.Line("  {}", plan.wiring.command);
+  if (!plan.uses_swarm) return;
+  if (!wish.swarm.coordinator.empty()) {
+    const std::size_t n = machine.nodes.size();
+    page.Line("  It joins the coordinator that runs; {} node{} {} already{}.", n, n == 1 ? "" : "s",
+              n == 1 ? "has joined" : "have joined",
+              wish.swarm.token_file.empty() ? ", and the token is in LINKCPP_TOKEN as it is now" : "");
+    if (plan.placement.CountLayers(sizes, Tier::kRam) + plan.placement.CountLayers(sizes, Tier::kDisk) > 0) {
+      page.Line("  What the nodes hold beside layers {} is computed there too: the coordinator chooses.",
+                LayersIn(sizes, plan.placement, Tier::kSwarm));
+    }
+  } else {
+    page.Line("  which sets this for the llama-server that it starts:");
+    for (const auto& [name, value] : plan.wiring.environment) page.Line("    {}={}", name, value);
+  }
+  if (plan.wiring.workers.empty()) return;
+  page.Line("  and on the nodes, with TOKEN and URL of the join line that `linkcpp serve` prints:");
+  for (const std::string& worker : plan.wiring.workers) page.Line("    {}", worker);
 }
 
 }  // namespace
@@ -102,15 +145,15 @@ std::string PlanText(const ModelSizes& sizes, const Machine& machine, const Plan
   const Placement& place = plan.placement;
   page.Line("{} ({}): {} layers, {} with experts, {:.2f} billion weights", sizes.name, sizes.architecture,
             sizes.layers.size(), sizes.n_moe_layers(), static_cast<double>(sizes.n_weights) / 1e9);
-  page.Line("  experts {:.2f} GiB, all else {:.2f} GiB{}{}", Gib(sizes.ExpertBytes()), Gib(sizes.BackboneBytes()),
+  page.Line("  experts {}, all else {}{}{}", BinarySizeText(sizes.ExpertBytes()), BinarySizeText(sizes.BackboneBytes()),
             sizes.tied_embeddings ? ", embeddings are tied" : "",
             sizes.skipped_bytes > 0
-                ? std::format(", prediction layers {:.2f} GiB (not loaded)", Gib(sizes.skipped_bytes))
+                ? std::format(", prediction layers {} (not loaded)", BinarySizeText(sizes.skipped_bytes))
                 : std::string());
-  page.Line("  context {} for {} sequence{}: KV {} {:.2f} GiB ({} B a token), state {:.2f} GiB",
-            ContextCells(sizes, wish.run), wish.run.n_parallel, wish.run.n_parallel == 1 ? "" : "s",
-            KvTypeName(wish.run.kv), Gib(TotalKvBytes(sizes, wish.run)), KvBytesPerToken(sizes, wish.run.kv),
-            Gib(TotalStateBytes(sizes, wish.run)));
+  page.Line("  context {} for {} sequence{}: KV {} {} ({} B a token), state {}", ContextCells(sizes, wish.run),
+            wish.run.n_parallel, wish.run.n_parallel == 1 ? "" : "s", KvTypeName(wish.run.kv),
+            BinarySizeText(TotalKvBytes(sizes, wish.run)), KvBytesPerToken(sizes, wish.run.kv),
+            BinarySizeText(TotalStateBytes(sizes, wish.run)));
   page.Line("");
   page.Line("Assumed");
   for (const std::string& line : assumptions) page.Line("  {}", line);
@@ -118,9 +161,9 @@ std::string PlanText(const ModelSizes& sizes, const Machine& machine, const Plan
   if (plan.placement.feasible) {
     page.Line("Feasible");
   } else {
-    page.Line("Not feasible: {:.2f} GiB are missing", Gib(place.missing_bytes));
+    page.Line("Not feasible: {} are missing", BinarySizeText(place.missing_bytes));
   }
-  page.Line("  {:<12} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}   (GiB)", "", "backbone", "experts", "KV", "state",
+  page.Line("  {:<12} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}", "", "backbone", "experts", "KV", "state",
             "compute", "reserve", "sum");
   for (std::size_t d = 0; d < place.devices.size(); ++d) {
     Row(page, machine.devices[d].name, place.devices[d], machine.devices[d].memory_bytes);
@@ -129,15 +172,16 @@ std::string PlanText(const ModelSizes& sizes, const Machine& machine, const Plan
   for (const Tier tier : {Tier::kVram, Tier::kRam, Tier::kSwarm, Tier::kDisk, Tier::kNowhere}) {
     const std::uint32_t n = place.CountLayers(sizes, tier);
     if (n == 0) continue;
-    page.Line("  experts of {} layer{} {}: {:.2f} GiB, layer{} {}", n, n == 1 ? "" : "s", TierPhrase(tier),
-              Gib(place.ExpertBytes(sizes, tier)), n == 1 ? "" : "s", LayersIn(sizes, place, tier));
+    page.Line("  experts of {} layer{} {}: {}, layer{} {}", n, n == 1 ? "" : "s", TierPhrase(tier),
+              BinarySizeText(place.ExpertBytes(sizes, tier)), n == 1 ? "" : "s", LayersIn(sizes, place, tier));
   }
   for (std::size_t i = 0; i < place.layers.size(); ++i) {
     std::string parts;
     for (const std::string& part : place.layers[i].vram_parts) parts += (parts.empty() ? "" : ", ") + part;
     if (!parts.empty())
-      page.Line("  of layer {} these are in VRAM: {} ({:.2f} GiB)", i, parts, Gib(place.layers[i].vram_bytes));
+      page.Line("  of layer {} these are in VRAM: {} ({})", i, parts, BinarySizeText(place.layers[i].vram_bytes));
   }
+  if (plan.nodes_first) page.Line("  --force-nodes: layers go to the nodes before RAM");
   if (!place.feasible) {
     page.Line("");
     page.Line("What would do, one change at a time");
@@ -145,7 +189,7 @@ std::string PlanText(const ModelSizes& sizes, const Machine& machine, const Plan
       if (change.enough) {
         page.Line("  {}: enough, {:.2f} tok/s", change.what, change.decode_tokens_per_second);
       } else {
-        page.Line("  {}: not enough, {:.2f} GiB still missing", change.what, Gib(change.missing_bytes));
+        page.Line("  {}: not enough, {} still missing", change.what, BinarySizeText(change.missing_bytes));
       }
     }
     return page.Take();
@@ -159,16 +203,12 @@ std::string PlanText(const ModelSizes& sizes, const Machine& machine, const Plan
     page.Line("  ceilings for decode: round trips {:.1f}, uplink {:.1f} tok/s", plan.prediction.round_trip_ceiling,
               plan.prediction.uplink_ceiling);
   }
-  if (plan.comparison) WriteComparison(page, machine, *plan.comparison, plan.uses_swarm);
-  page.Line("");
-  page.Line("Run");
-  page.Line("  {}", plan.wiring.command);
-  if (!plan.wiring.environment.empty()) {
-    page.Line("  with this environment, which `linkcpp serve` sets by itself for a llama-server it starts:");
-    for (const auto& [name, value] : plan.wiring.environment) page.Line("    {}={}", name, value);
-    page.Line("  and on the nodes, where URL is the join line that `linkcpp serve` prints:");
-    for (const std::string& worker : plan.wiring.workers) page.Line("    {}", worker);
+  if (plan.comparison) {
+    WriteComparison(page, machine, plan);
+  } else if (!machine.nodes.empty()) {
+    WriteIdleNodes(page, sizes, machine, wish);
   }
+  WriteRun(page, sizes, machine, wish, plan);
   return page.Take();
 }
 

@@ -5,8 +5,12 @@
 #include <map>
 #include <string_view>
 
+#include "base/byte_size.h"
+
 namespace linkcpp {
 namespace {
+
+constexpr std::string_view kNewCoordinator = "http://127.0.0.1:8090";
 
 constexpr std::string_view kPlainCharacters =
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:=,@+%";
@@ -62,7 +66,7 @@ std::string NumberPattern(std::span<const std::uint32_t> ascending) {
 }
 
 Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
-                     const Placement& placement, const std::string& model_path) {
+                     const Placement& placement, const std::string& model_path, const SwarmStart& start) {
   Wiring wiring;
   std::vector<std::uint32_t> outside, swarm;
   std::uint32_t n_moe = 0;
@@ -107,7 +111,7 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
     add("-ctk", KvTypeName(options.kv));
     add("-ctv", KvTypeName(options.kv));
   }
-  if (disk && swarm.empty()) arguments.emplace_back("--no-repack");  // repacked weights are copies, and would not fit
+  if (disk) arguments.emplace_back("--no-repack");  // repacked weights are copies, and would not fit
   arguments.emplace_back("-fit");
   arguments.emplace_back("off");
 
@@ -117,18 +121,35 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
     wiring.command = "llama-server -m " + Quoted(model_path) + rest;
     return wiring;
   }
-  const std::uint64_t local_mib = placement.ram.experts >> 20;
-  wiring.environment = {{"GGML_BACKEND_PATH", "/path/to/libggml-linkcpp.so"},
-                        {"LINKCPP_COORDINATOR", "http://127.0.0.1:8090"},
-                        {"LINKCPP_TOKEN_FILE", "/path/to/token"},
-                        {"LINKCPP_DATA_LISTEN", "0.0.0.0:0"},
-                        {"LINKCPP_LOCAL", "allow"}};
-  if (local_mib > 0) wiring.environment.emplace_back("LINKCPP_LOCAL_MEMORY", std::format("{}M", local_mib));
-  wiring.command = "linkcpp serve -m " + Quoted(model_path) + " --listen 0.0.0.0:8090 --" + rest;
-  if (local_mib > 0) wiring.command = std::format("LINKCPP_LOCAL_MEMORY={}M {}", local_mib, wiring.command);
+  // What the backbone computes itself must have room there: the limit is rounded up.
+  const std::uint64_t local_mib = (placement.ram.experts + (1ull << 20) - 1) >> 20;
+  const std::string local = local_mib > 0 ? std::format("LINKCPP_LOCAL_MEMORY={}M ", local_mib) : std::string();
+  const bool all_here = std::ranges::all_of(machine.nodes, &Node::here);
+  const bool runs = !start.coordinator.empty();
+  auto& environment = wiring.environment;
+  environment = {{"GGML_BACKEND_PATH", start.plugin},
+                 {"LINKCPP_COORDINATOR", runs ? start.coordinator : std::string(kNewCoordinator)},
+                 {"LINKCPP_DATA_LISTEN", runs       ? start.data_listen
+                                         : all_here ? "127.0.0.1:0"
+                                                    : "0.0.0.0:0"},
+                 {"LINKCPP_LOCAL", "allow"}};
+  if (!start.token_file.empty()) environment.emplace_back("LINKCPP_TOKEN_FILE", start.token_file);
+  if (local_mib > 0) environment.emplace_back("LINKCPP_LOCAL_MEMORY", std::format("{}M", local_mib));
+  if (!start.preload.empty()) environment.emplace_back("LD_PRELOAD", start.preload);
+  environment.emplace_back("GOMP_SPINCOUNT", "1000");  // as `linkcpp serve` does, docs/plugin.md
+  if (runs) {
+    for (const auto& [name, value] : environment) wiring.command += std::format("{}={} ", name, Quoted(value));
+    wiring.command += "llama-server -m " + Quoted(model_path) + rest;
+  } else {
+    wiring.command = std::format("{}linkcpp serve -m {} --listen {}:8090 --{}", local, Quoted(model_path),
+                                 all_here ? "127.0.0.1" : "0.0.0.0", rest);
+  }
   for (const Node& node : machine.nodes) {
-    wiring.workers.push_back(std::format("linkcpp join URL --memory {}M --layers {} --name {}", node.memory_bytes >> 20,
-                                         LayerRanges(swarm), Quoted(node.name)));
+    if (node.joined) continue;
+    wiring.workers.push_back(
+        std::format("LINKCPP_TOKEN=TOKEN linkcpp join URL --memory {} --layers {} --name {}{}",
+                    ByteSizeOption(node.memory_bytes), LayerRanges(swarm), Quoted(node.name),
+                    node.threads > 0 ? std::format(" --threads {}", node.threads) : std::string()));
   }
   return wiring;
 }

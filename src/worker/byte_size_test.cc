@@ -18,6 +18,21 @@ TEST(ByteSize, ReadsWhatPeopleWrite) {
   }
 }
 
+TEST(ByteSize, BinaryForPeopleAndForCommandLines) {
+  EXPECT_EQ(BinarySizeText(0), "0 B");
+  EXPECT_EQ(BinarySizeText(2048), "2.0 KiB");
+  EXPECT_EQ(BinarySizeText((1ull << 30) - (1 << 20)), "1023.0 MiB");
+  EXPECT_EQ(BinarySizeText(3ull << 29), "1.50 GiB");
+  EXPECT_EQ(ByteSizeOption(14ull << 30), "14336M");
+  EXPECT_EQ(ByteSizeOption(3ull << 19), "1536K");
+  for (const std::uint64_t bytes : {1536ull << 10, 900'000ull, 5'000'000'000ull}) {
+    const auto parsed = ParseByteSize(ByteSizeOption(bytes));
+    ASSERT_TRUE(parsed);
+    EXPECT_LE(*parsed, bytes) << "never more than was said";
+    EXPECT_GT(*parsed, bytes - (1u << 20));
+  }
+}
+
 TEST(ByteSize, RefusesTheRestAndSaysHowToWriteIt) {
   for (const char* text : {"", "G", "4X", "4GG", "4iB", "-4G", "0", "0.0001", "1e9", "nan", "inf", "4 G B", "4,5G",
                            "2000T", "99999999999999999999G"}) {

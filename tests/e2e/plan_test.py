@@ -91,8 +91,12 @@ def compare(folder, name):
         check(near(ours["state_bytes"] / MIB, host["state"], 0.001, 0.01),
               f"{title}: state {ours['state_bytes'] / MIB:.2f}, {host['state']:.2f}")
         compute = ram["compute"] / MIB
+        check(abs(compute - host["compute"]) <= 0.01 + 0.001 * host["compute"],
+              f"{title}: compute {compute:.2f}, {host['compute']:.2f}: {compute / host['compute'] - 1:+.1%}")
+        guess = plan(model, "--vram", "none", "--ram", "900GiB", "--ram-rate", "40", "--ctx", str(context), "--kv", kv, "--estimate")
+        compute = next(row for row in guess["memory"] if row["name"] == "RAM")["compute"] / MIB
         check(host["compute"] <= compute <= 1.1 * host["compute"],
-              f"{title}: compute {compute:.1f}, {host['compute']:.1f}: {compute / host['compute'] - 1:+.1%}")
+              f"{title}: compute estimated {compute:.1f}, {host['compute']:.1f}: {compute / host['compute'] - 1:+.1%}")
     packed = fit(model, "-c", "4096", "-fa", "on", repack=True)
     if packed is not None:  # with buffers for AMX and repacked experts, whichever this processor has
         ours = plan(model, "--vram", "none", "--ram", "900GiB", "--ram-rate", "40", "--ctx", "4096")
@@ -115,7 +119,7 @@ LEAST_TOYS = 50
 
 
 def compare_toy(model):
-    """KV cache and state of one toy model; sixteen sequences, so that two decimals of a MiB say something."""
+    """KV cache, state and compute buffer of one toy model; sixteen sequences, so that two decimals of a MiB say something."""
     name = os.path.basename(model).removesuffix("-moe.gguf")
     lines = []
     for options, wish in ((["-c", "65536", "-np", "16"], ["--ctx", "65536", "--parallel", "16"]),
@@ -132,8 +136,12 @@ def compare_toy(model):
             continue
         ours = json.loads(done.stdout)
         kv, state = ours["kv_bytes"] / MIB, ours["state_bytes"] / MIB
-        lines.append((near(kv, host["kv"], 0.001, 0.02) and near(state, host["state"], 0.001, 0.02),
-                      f"toy {name} {' '.join(options)}: KV {kv:.2f}, {host['kv']:.2f}; state {state:.2f}, {host['state']:.2f}"))
+        compute = ours["memory"][-1]["compute"] / MIB
+        asked = any("the installed llama.cpp says so" in line for line in ours["assumptions"])
+        lines.append((near(kv, host["kv"], 0.001, 0.02) and near(state, host["state"], 0.001, 0.02) and
+                      asked and near(compute, host["compute"], 0.001, 0.02),
+                      f"toy {name} {' '.join(options)}: KV {kv:.2f}, {host['kv']:.2f}; state {state:.2f}, {host['state']:.2f}; "
+                      f"compute {'asked' if asked else 'estimated'} {compute:.2f}, {host['compute']:.2f}"))
     return lines
 
 
@@ -161,6 +169,29 @@ def reference(folder):
     check(ours["memory"][0]["total"] <= 64 * 2**30, f"reference: VRAM {ours['memory'][0]['total'] / 2**30:.2f} GiB")
     print(ours["command"])
     return model
+
+
+def layout_program(folder, model):
+    """linkcpp-layout itself: an abort of libllama, a model it does not know, nonsense; and a plan without the program."""
+    program = os.path.join(os.path.dirname(os.path.abspath(LINKCPP)), "linkcpp-layout")
+
+    def ask(text):
+        return subprocess.run([program, text], capture_output=True, text=True, env=dict(os.environ, GGML_NO_BACKTRACE="1"))
+    request = {"model_path": model, "devices": [{"name": "GPU 0", "memory_bytes": 1 << 36, "here": False}], "n_gpu_layers": 99, "tensor_split": [],
+               "overrides": ["exps"], "n_context": 4096, "n_seq_max": 1, "n_ubatch": 512, "kv_type": "f16", "flash_attention": True, "repack": True}
+    answer = ask(json.dumps(request))
+    buffers = {row["buffer_type"]: row for row in json.loads(answer.stdout)} if answer.returncode == 0 else {}
+    check("GPU 0" in buffers and buffers["GPU 0"]["compute_bytes"] > 0, f"linkcpp-layout: {answer.returncode}: {sorted(buffers)} {answer.stderr.strip()[-200:]}")
+    for change, expected in (({"model_path": "/none.gguf"}, "libllama does not load it"), ({"kv_type": "q5"}, "q5"), ({"n_gpu_layers": "all"}, "request"),
+                             ({"devices": [{"name": "Matrix9", "memory_bytes": 1, "here": True}]}, "Matrix9")):
+        refused = ask(json.dumps({**request, **change}))
+        check(refused.returncode == 1 and expected in refused.stderr and refused.stderr.count("\n") == 1, f"linkcpp-layout {change}: {refused.stderr.strip()}")
+    alone = os.path.join(folder, "alone")
+    os.mkdir(alone)
+    subprocess.run(["cp", LINKCPP, alone], check=True)
+    done = subprocess.run([os.path.join(alone, "linkcpp"), "plan", "-m", model, "--ram-rate", "40", "--json"], capture_output=True, text=True)
+    lines = json.loads(done.stdout)["assumptions"] if done.returncode == 0 else []
+    check(any(line.startswith("compute buffers are estimated: ") and "linkcpp-layout" in line for line in lines), f"without linkcpp-layout: {done.returncode} {lines}")
 
 
 def bad_input(folder, good):
@@ -240,6 +271,7 @@ with tempfile.TemporaryDirectory(prefix="linkcpp-plan-") as folder:
     serve_auto()
     plan_with_swarm()
     good = reference(folder)
+    layout_program(folder, good)
     bad_input(folder, good)
     os.remove(good)
     with tempfile.TemporaryDirectory(dir=folder) as toy_folder:
