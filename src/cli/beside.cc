@@ -2,9 +2,12 @@
 
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 
 namespace linkcpp {
@@ -23,6 +26,23 @@ std::string ProgramBeside(const char* name) {
 
 std::string LibraryBeside(const char* name) {
   return (Self().parent_path().parent_path() / "lib" / name).string();
+}
+
+std::string RunPrefix() {
+  const char* prefix = std::getenv("LINKCPP_RUN_PREFIX");
+  return prefix == nullptr || *prefix == '\0' ? "" : std::string(prefix) + " ";
+}
+
+std::string AsStarted(const std::string& program) {
+  if (!program.contains('/')) return RunPrefix() + "linkcpp";
+  const bool plain = std::ranges::all_of(program, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("/._-+").contains(c);
+  });
+  if (plain) return RunPrefix() + program;
+  std::string quoted = "'";
+  for (const char c : program) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return RunPrefix() + quoted + "'";
 }
 
 Result<ScratchFolder> ScratchFolder::Make() {

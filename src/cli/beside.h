@@ -11,6 +11,11 @@ namespace linkcpp {
 std::string ProgramBeside(const char* name);  // the folder of this program / name
 std::string LibraryBeside(const char* name);  // ../lib/name from there
 
+// How the user can call `program` (argv[0]) again, for lines to paste: as typed if it was a path, else by its name, and
+// with what LINKCPP_RUN_PREFIX says in front (./dev run sets that).
+std::string AsStarted(const std::string& program);
+std::string RunPrefix();  // "./dev run " or ""
+
 // Made in TMPDIR or /tmp with mode 0700; goes away with everything in it.
 class ScratchFolder {
  public:

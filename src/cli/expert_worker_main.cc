@@ -4,6 +4,7 @@
 #include <exception>
 #include <print>
 
+#include "cli/usage.h"
 #include "cli/worker_program.h"
 
 int main(int argc, char** argv) {
@@ -13,12 +14,7 @@ int main(int argc, char** argv) {
     app.set_version_flag("--version", "linkcpp-expert-worker " LINKCPP_VERSION);
     int status = 0;
     linkcpp::AddWorkerProgram(app, status);
-    try {
-      app.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-      return app.exit(error) == 0 ? 0 : 2;
-    }
-    return status;
+    return linkcpp::RunCommandLine(app, argc, argv, status);
   } catch (const std::exception& error) {
     std::println(stderr, "linkcpp-expert-worker: unexpected failure: {}", error.what());
     return 1;

@@ -5,20 +5,21 @@
 #include <print>
 
 #include "cli/commands.h"
+#include "cli/model_option.h"
+#include "cli/usage.h"
+#include "wire/control.h"
 
 namespace linkcpp {
 
 void ReportFault(CommandContext& context, const Fault& fault, bool json) {
   context.status = 1;
   std::println(stderr, "linkcpp: {}", fault.text);
-  if (json) {
-    std::string escaped;
-    for (const char c : fault.text) {
-      if (c == '"' || c == '\\') escaped += '\\';
-      escaped += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-    std::println(R"({{"error": {{"code": "{}", "message": "{}"}}}})", FaultCodeName(fault.code), escaped);
-  }
+  if (json) std::println("{}", ErrorJson(fault.code, fault.text));
+}
+
+void ReportUsage(CommandContext& context, const Fault& fault, bool json) {
+  ReportFault(context, fault, json);
+  context.status = 2;
 }
 
 namespace {
@@ -28,6 +29,7 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", "linkcpp " LINKCPP_VERSION);
   CommandContext context;
+  if (argc > 0) context.program = argv[0];
   // ---- subcommands: one line each
   AddJoinCommand(app, context);
   AddServeCommand(app, context);
@@ -40,14 +42,8 @@ int Main(int argc, char** argv) {
   AddPlanCommand(app, context);
   AddVerifyCommand(app, context);
   AddMatrixCommand(app, context);
-
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? 0 : 2;
-  }
-  return context.status;
+  CheckModelOptions(app);
+  return RunCommandLine(app, argc, argv, context.status);
 }
 
 }  // namespace

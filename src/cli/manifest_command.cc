@@ -48,12 +48,7 @@ struct Report {
   std::vector<LayerReport> layers;
 };
 
-Result<Report> MakeReport(const Options& options) {
-  ASSIGN_OR_RETURN(const auto model, ModelFile::Open(options.model));
-  RETURN_IF_FAULT(model.RequireExperts());
-  if (IsShard(model)) {
-    return Fail(FaultCode::kRefused, "{} is a shard: check it with linkcpp shard --verify", model.name());
-  }
+Result<Report> MakeReport(const Options& options, const ModelFile& model) {
   ProgressBar bar("hashing " + model.name());
   ASSIGN_OR_RETURN(const auto manifest,
                    Manifest::LoadOrCompute(model, options.cache_dir,
@@ -108,7 +103,15 @@ void PrintSlabs(const Report& report) {
 }
 
 void Run(const Options& options, CommandContext& context) {
-  const auto report = MakeReport(options);
+  const auto model = ModelFile::Open(options.model);
+  if (!model) return ReportUsage(context, model.error(), options.json);
+  if (IsShard(*model)) {
+    return ReportUsage(
+        context,
+        {FaultCode::kRefused, model->name() + " is a shard: check it with linkcpp shard --verify " + options.model},
+        options.json);
+  }
+  const auto report = MakeReport(options, *model);
   if (!report) return ReportFault(context, report.error(), options.json);
   if (options.json) {
     std::string text;

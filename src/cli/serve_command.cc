@@ -17,6 +17,7 @@
 #include "cli/progress.h"
 #include "cli/serve_auto.h"
 #include "cli/stop_signals.h"
+#include "cli/usage.h"
 #include "coordinator/host_command.h"
 #include "coordinator/host_process.h"
 #include "coordinator/kept.h"
@@ -28,6 +29,7 @@
 #include "coordinator/status_text.h"
 #include "coordinator/token_store.h"
 #include "gguf/manifest.h"
+#include "gguf/shard.h"
 #include "net/http_client.h"
 #include "net/tcp.h"
 
@@ -56,6 +58,7 @@ struct Options {
   bool automatic = false;  // plan for this machine, see cli/serve_auto.h
   std::string nodes;       // nodes.json for that plan
   bool json = false;
+  std::string program;  // argv[0], for the join line
   std::vector<std::string> host_arguments;
 };
 
@@ -125,8 +128,8 @@ Result<HostOptions> PlanHost(const Options& options) {
     host.preload = preload;
   }
   const auto api = ParseHostPort(options.api);
-  if (!api || api->port == 0) return Fail(FaultCode::kLocal, "--api {}: not host:port", options.api);
-  RETURN_IF_FAULT(CheckPortIsFree(*api));
+  if (!api) return std::unexpected(api.error());
+  if (const auto free = CheckPortIsFree(*api); !free) return Wrap(free.error(), "llama-server's API, --api");
   host.api_host = api->host;
   host.api_port = api->port;
   host.local = options.local;
@@ -141,6 +144,8 @@ class Serve {
   Serve(const Options& options, LogSink& log) : options_(options), log_(log) {}
 
   Result<void> Run() {
+    ASSIGN_OR_RETURN(state_, OpenStateFolder(options_.state));
+    ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(state_));
     std::optional<HostOptions> host;
     if (!options_.no_backbone) {
       ASSIGN_OR_RETURN(host, PlanHost(options_));
@@ -162,7 +167,6 @@ class Serve {
 
  private:
   Result<void> StartControl() {
-    ASSIGN_OR_RETURN(state_, OpenStateFolder(options_.state));
     ASSIGN_OR_RETURN(tokens_, TokenStore::Open(state_ + "/" + kTokenStoreFile));
     ASSIGN_OR_RETURN(join_token_, KeepToken(*tokens_, state_, "join-token", "join (made by serve)"));
     ASSIGN_OR_RETURN(own_token_, KeepToken(*tokens_, state_, "own-token", "serve's own backbone and status"));
@@ -187,11 +191,13 @@ class Serve {
     event.model_id = served_->model_id();
     event.url = join_url;
     event.token = join_token_;
-    event.join = std::format("LINKCPP_TOKEN={} linkcpp join '{}'", join_token_, join_url);
+    // On this machine as we were started; on others the program has a place of its own.
+    const std::string program = off_loopback_ ? "linkcpp" : AsStarted(options_.program);
+    event.join = std::format("LINKCPP_TOKEN={} {} join '{}'", join_token_, program, join_url);
     event.slices = served_->manifest().n_slices();
     event.expert_bytes = served_->summary().expert_bytes;
-    Say(options_.json, event, "model     {}: {} of experts in {} slices\ncontrol   {}\njoin      {}", event.model,
-        BytesText(event.expert_bytes), event.slices, event.url, event.join);
+    Say(options_.json, event, "model     {}: {} of experts in {}\ncontrol   {}\njoin      {}", event.model,
+        BytesText(event.expert_bytes), CountText(event.slices, "slice"), event.url, event.join);
     return SaveRecord("");
   }
 
@@ -258,8 +264,8 @@ class Serve {
     }
     said_ = now;
     said_at_ = clock_.Now();
-    Say(options_.json, now, "coverage  {} of {} slices, {} node{}, {} backbone{}", now.slices_covered, now.slices,
-        now.nodes, now.nodes == 1 ? "" : "s", now.backbones, now.backbones == 1 ? "" : "s");
+    Say(options_.json, now, "coverage  {} of {}, {}, {}", now.slices_covered, CountText(now.slices, "slice"),
+        CountText(now.nodes, "node"), CountText(now.backbones, "backbone"));
   }
 
   // A second signal does not wait.
@@ -292,9 +298,7 @@ class Serve {
   TimePoint said_at_{};
 };
 
-// Before anything else: planning may start the program anew.
-Result<void> ApplyPlan(Options& options) {
-  ASSIGN_OR_RETURN(const AutoPlan plan, PlanForServe(options.model, options.nodes, options.host_arguments));
+void ApplyPlan(Options& options, const AutoPlan& plan) {
   PlanEvent event{.summary = plan.summary, .arguments = plan.arguments, .environment = {}};
   std::string words;
   for (const auto& [name, value] : plan.environment) {
@@ -306,7 +310,32 @@ Result<void> ApplyPlan(Options& options) {
   for (const std::string& argument : plan.arguments) words += argument + " ";
   options.host_arguments.insert(options.host_arguments.begin(), plan.arguments.begin(), plan.arguments.end());
   Say(options.json, event, "plan      {}\nuses      {}", plan.summary, words);
+}
+
+// What cannot be right whatever the machine is like.
+Result<void> CheckUsage(const Options& options) {
+  ASSIGN_OR_RETURN(const ModelFile model, ModelFile::Open(options.model));
+  if (IsShard(model)) {
+    return Fail(FaultCode::kRefused, "--model: {} is a shard, a part of a model: serve the model it was cut from",
+                model.name());
+  }
+  if (!options.plugin.empty() && !options.no_backbone && !std::filesystem::exists(options.plugin)) {
+    return Fail(FaultCode::kRefused, "--plugin: {} is not there", options.plugin);
+  }
   return {};
+}
+
+void RunServe(Options& options, CommandContext& context) {
+  if (const auto usable = CheckUsage(options); !usable) return ReportUsage(context, usable.error(), options.json);
+  if (options.automatic) {  // before anything else: planning may start the program anew
+    const auto plan = PlanForServe(options.model, options.nodes, options.host_arguments);
+    if (!plan) return ReportUsage(context, plan.error(), options.json);
+    if (!plan->missing.empty()) return ReportFault(context, {FaultCode::kLocal, plan->missing}, options.json);
+    ApplyPlan(options, *plan);
+  }
+  options.program = context.program;
+  const auto log = MakeStderrLog("serve");
+  if (const auto outcome = Serve(options, *log).Run(); !outcome) ReportFault(context, outcome.error(), options.json);
 }
 
 }  // namespace
@@ -317,11 +346,16 @@ void AddServeCommand(CLI::App& app, CommandContext& context) {
   CLI::App* command = app.add_subcommand("serve", "serve a model: the coordinator, with llama-server as its backbone");
   command->add_option("-m,--model", options->model, "the model: a GGUF file, or the first of its splits")->required();
   command->add_option("--listen", options->listen, "where workers reach the coordinator; off loopback it speaks TLS")
+      ->check(IsHostPort(true))
       ->capture_default_str();
-  command->add_option("--api", options->api, "where llama-server offers its API")->capture_default_str();
-  command->add_option("--data-listen", options->data_listen,
-                      "where workers reach the backbone (default 127.0.0.1:0, or 0.0.0.0:0 when --listen is off "
-                      "loopback)");
+  command->add_option("--api", options->api, "where llama-server offers its API")
+      ->check(IsHostPort(false))
+      ->capture_default_str();
+  command
+      ->add_option("--data-listen", options->data_listen,
+                   "where workers reach the backbone (default 127.0.0.1:0, or 0.0.0.0:0 when --listen is off "
+                   "loopback)")
+      ->check(IsHostPort(true));
   command->add_option("--state", options->state, "folder for tokens and keys (default ~/.local/state/linkcpp)");
   command->add_option("--cache-dir", options->cache_dir, "where the manifest is kept if not beside the model")
       ->capture_default_str();
@@ -346,17 +380,7 @@ void AddServeCommand(CLI::App& app, CommandContext& context) {
   command->add_flag("--json", options->json, "print events as JSON, one a line");
   command->add_option("host-arguments", options->host_arguments, "after --: arguments for llama-server");
   command->footer("example:\n  linkcpp serve -m MODEL.gguf -- -c 4096 -np 4");
-  command->callback([options, &context] {
-    if (options->automatic) {
-      if (const auto planned = ApplyPlan(*options); !planned) {
-        return ReportFault(context, planned.error(), options->json);
-      }
-    }
-    const auto log = MakeStderrLog("serve");
-    if (const auto outcome = Serve(*options, *log).Run(); !outcome) {
-      ReportFault(context, outcome.error(), options->json);
-    }
-  });
+  command->callback([options, &context] { RunServe(*options, context); });
 }
 
 }  // namespace linkcpp

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/model_option.h"
 #include "cli/progress.h"
 #include "gguf/manifest.h"
 #include "gguf/model.h"
@@ -145,10 +146,9 @@ void Run(const Options& options, CommandContext& context) {
     return;
   }
   if (options.model.empty() || options.out.empty()) {
-    ReportFault(context, {FaultCode::kRefused, "shard needs -m MODEL.gguf and -o OUT.gguf, or --verify SHARD.gguf"},
-                options.json);
-    context.status = 2;
-    return;
+    return ReportUsage(context,
+                       {FaultCode::kRefused, "shard needs -m MODEL.gguf and -o OUT.gguf, or --verify SHARD.gguf"},
+                       options.json);
   }
   const auto report = Cut(options);
   if (!report) return ReportFault(context, report.error(), options.json);
@@ -178,6 +178,7 @@ void AddShardCommand(CLI::App& app, CommandContext& context) {
       ->capture_default_str();
   command->add_option("-o,--output", options->out, "the shard to write");
   command->add_option("--verify", options->verify, "check a shard instead: every slab against its hash")
+      ->check(IsGguf())
       ->excludes("-o");
   command->add_option("--cache-dir", options->cache_dir, "where the manifest goes if not beside the model")
       ->capture_default_str();

@@ -1,4 +1,7 @@
 // linkcpp status: who is there, what is covered, and what goes over the links.
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdlib>
@@ -49,6 +52,32 @@ Result<HttpEndpoint> Endpoint(const Options& options) {
   return ParseEndpoint(url, token);
 }
 
+// What is wrong with what was typed or set, whoever listens where.
+Result<void> CheckUsage(const Options& options) {
+  const std::string url = options.url.empty() ? FromEnvironment("LINKCPP_COORDINATOR") : options.url;
+  const std::string token = FromEnvironment("LINKCPP_TOKEN");
+  if (url.empty()) return {};
+  ASSIGN_OR_RETURN(const HttpEndpoint endpoint, ParseEndpoint(url, token));
+  return {};
+}
+
+TextStyle TerminalStyle() {
+  TextStyle style;
+  if (::isatty(STDOUT_FILENO) == 0) return style;
+  winsize size{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) style.width = size.ws_col;
+  style.color = FromEnvironment("NO_COLOR").empty() && FromEnvironment("TERM") != "dumb";
+  return style;
+}
+
+// llama-server's port is near at hand, and easily taken for the coordinator's.
+std::unexpected<Fault> NoCoordinator(const HttpEndpoint& endpoint, const HttpReply& reply) {
+  return Fail(FaultCode::kRefused,
+              "what answers at {} is no linkcpp coordinator{} (GET /api/status: {}): give the URL that `linkcpp serve` "
+              "prints as \"control\", 127.0.0.1:8090 unless --listen says otherwise",
+              endpoint.url, reply.server.empty() ? "" : " but " + reply.server, reply.status);
+}
+
 Result<std::string> Ask(const Options& options) {
   ASSIGN_OR_RETURN(const HttpEndpoint endpoint, Endpoint(options));
   const auto client = HttpClient::Create(endpoint);
@@ -58,11 +87,14 @@ Result<std::string> Ask(const Options& options) {
     return Fail(reply.error().code, "{}{}", reply.error().text, away ? "; is `linkcpp serve` running there?" : "");
   }
   if (reply->status != 200) {
-    return Fail(FaultCode::kGone, "{} answered {}: {}", endpoint.url, reply->status, ErrorMessage(reply->body));
+    const std::string message = ErrorMessage(reply->body);
+    if (message.empty()) return NoCoordinator(endpoint, *reply);
+    return Fail(FaultCode::kGone, "{} answered {}: {}", endpoint.url, reply->status, message);
   }
+  if (!FromJson<StatusReply>(reply->body)) return NoCoordinator(endpoint, *reply);
   if (options.json) return reply->body + "\n";
   ASSIGN_OR_RETURN(const StatusReply status, FromJson<StatusReply>(reply->body));
-  return StatusText(status);
+  return StatusText(status, TerminalStyle());
 }
 
 }  // namespace
@@ -75,6 +107,9 @@ void AddStatusCommand(CLI::App& app, CommandContext& context) {
   command->add_flag("--json", options->json, "print the answer of /api/status");
   command->footer("example:\n  linkcpp status\n  LINKCPP_TOKEN=… linkcpp status --url http://127.0.0.1:8090");
   command->callback([options, &context] {
+    if (const auto usable = CheckUsage(*options); !usable) {
+      return ReportUsage(context, usable.error(), options->json);
+    }
     const auto text = Ask(*options);
     if (!text) return ReportFault(context, text.error(), options->json);
     std::print("{}", *text);

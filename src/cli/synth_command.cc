@@ -70,7 +70,7 @@ void RunList(const SynthArguments& arguments, CommandContext& context) {
   std::vector<ListRow> rows;
   for (const Geometry& g : KnownGeometries()) {
     const auto plan = PlanSynth({.like = g.name, .type = arguments.type});
-    if (!plan) return ReportFault(context, plan.error(), arguments.json);
+    if (!plan) return ReportUsage(context, plan.error(), arguments.json);
     const PlanTotals totals = plan->Totals();
     rows.push_back({.name = std::string(g.name),
                     .model = std::string(g.title),
@@ -98,11 +98,9 @@ void RunList(const SynthArguments& arguments, CommandContext& context) {
 void Run(const SynthArguments& arguments, CommandContext& context) {
   if (arguments.list) return RunList(arguments, context);
   if (arguments.like.empty() || arguments.output.empty()) {
-    ReportFault(context,
-                {FaultCode::kRefused, "synth needs --like MODEL and -o FILE (linkcpp synth --list shows models)"},
-                arguments.json);
-    context.status = 2;
-    return;
+    return ReportUsage(
+        context, {FaultCode::kRefused, "synth needs --like MODEL and -o FILE (linkcpp synth --list shows models)"},
+        arguments.json);
   }
   PlanOptions options{.like = arguments.like,
                       .type = arguments.type,
@@ -114,11 +112,7 @@ void Run(const SynthArguments& arguments, CommandContext& context) {
     if (!options.vocabulary) options.vocabulary = kDefaultVocabulary;
   }
   const auto plan = PlanSynth(options);
-  if (!plan) {
-    ReportFault(context, plan.error(), arguments.json);
-    context.status = 2;
-    return;
-  }
+  if (!plan) return ReportUsage(context, plan.error(), arguments.json);
   const InterruptGuard guard;
   const auto outcome = WriteSynth(*plan, arguments.output,
                                   {.skeleton = arguments.skeleton,

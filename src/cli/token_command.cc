@@ -1,11 +1,13 @@
 // linkcpp token: make, list and revoke the tokens with which workers and backbones join.
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <filesystem>
 #include <format>
 #include <glaze/json.hpp>
 #include <memory>
 #include <print>
 
+#include "cli/beside.h"
 #include "cli/commands.h"
 #include "coordinator/kept.h"
 #include "coordinator/state_folder.h"
@@ -45,6 +47,16 @@ Result<std::unique_ptr<TokenStore>> OpenStore(const Options& options) {
   return TokenStore::Open(folder + "/" + kTokenStoreFile);
 }
 
+// Makes nothing: nullptr if there is no store yet. `where` is then the folder that would have it.
+Result<std::unique_ptr<TokenStore>> FindStore(const Options& options, std::string& where) {
+  where = options.state;
+  if (where.empty()) {
+    ASSIGN_OR_RETURN(where, DefaultStateFolder());
+  }
+  if (!std::filesystem::exists(where + "/" + kTokenStoreFile)) return nullptr;
+  return OpenStore(options);
+}
+
 Result<void> New(const Options& options) {
   ASSIGN_OR_RETURN(const auto store, OpenStore(options));
   ASSIGN_OR_RETURN(const auto fresh, store->New(options.name));
@@ -55,17 +67,25 @@ Result<void> New(const Options& options) {
   std::println("id     {}\nname   {}\ntoken  {}", fresh.info.id, fresh.info.name, fresh.token);
   std::println(stderr,
                "The token is shown this once only. A worker takes it from its environment:\n"
-               "  LINKCPP_TOKEN=… linkcpp join URL");
+               "  LINKCPP_TOKEN=… {}linkcpp join URL",
+               RunPrefix());
   return {};
 }
 
 Result<void> List(const Options& options) {
-  ASSIGN_OR_RETURN(const auto store, OpenStore(options));
-  ASSIGN_OR_RETURN(auto tokens, store->List());
+  std::string where;
+  ASSIGN_OR_RETURN(const auto store, FindStore(options, where));
+  std::vector<TokenInfo> tokens;
+  if (store == nullptr) {
+    std::println(stderr, "there are no tokens in {}: `linkcpp serve` or `linkcpp token new` makes the first", where);
+  } else {
+    ASSIGN_OR_RETURN(tokens, store->List());
+  }
   if (options.json) {
     PrintJson(ListReport{std::move(tokens)});
     return {};
   }
+  if (tokens.empty()) return {};
   std::println("{:<10}{:<22}{:<22}{}", "ID", "MADE", "REVOKED", "NAME");
   for (const TokenInfo& token : tokens) {
     std::println("{:<10}{:<22}{:<22}{}", token.id, DateText(token.created_unix_s),
@@ -75,7 +95,9 @@ Result<void> List(const Options& options) {
 }
 
 Result<void> Revoke(const Options& options) {
-  ASSIGN_OR_RETURN(const auto store, OpenStore(options));
+  std::string where;
+  ASSIGN_OR_RETURN(const auto store, FindStore(options, where));
+  if (store == nullptr) return Fail(FaultCode::kRefused, "there is no token {}: {} has none", options.id, where);
   ASSIGN_OR_RETURN(const TokenInfo token, store->Revoke(options.id));
   if (options.json) {
     PrintJson(token);

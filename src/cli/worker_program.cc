@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "gguf/shard.h"
 #include "kernel/openmp_spin.h"
+#include "wire/control.h"
 #include "worker/byte_size.h"
 #include "worker/worker.h"
 
@@ -64,6 +65,10 @@ std::string JsonText(std::string_view text) {
   return escaped + "\"";
 }
 
+std::string Count(std::uint64_t n, std::string_view what) {
+  return std::format("{} {}{}", n, what, n == 1 ? "" : "s");
+}
+
 // One of: JSON lines, a bar that is redrawn on a terminal, plain lines when something changes.
 class Display {
  public:
@@ -104,16 +109,16 @@ class Display {
   static std::string Line(const WorkerProgress& p) {
     std::string text;
     if (p.state == "ready") {
-      text = std::format("ready: {} slices, {}", p.slices_ready, FormatByteSize(p.memory_used_bytes));
+      text = std::format("ready: {}, {}", Count(p.slices_ready, "slice"), FormatByteSize(p.memory_used_bytes));
     } else if (p.state == "downloading") {
       text = std::format("downloading: {} of {} slices, {} of {}", p.slices_ready, p.slices_wanted,
                          FormatByteSize(p.downloaded_bytes), FormatByteSize(p.downloaded_bytes + p.wanted_bytes));
     } else {
       text = p.state;
-      if (p.slices_ready > 0) text += std::format(": {} slices held", p.slices_ready);
+      if (p.slices_ready > 0) text += std::format(": {} held", Count(p.slices_ready, "slice"));
     }
-    if (p.backbones > 0) text += std::format(", {} backbone{}", p.backbones, p.backbones == 1 ? "" : "s");
-    if (p.pairs_computed > 0) text += std::format(", {} pairs computed", p.pairs_computed);
+    if (p.backbones > 0) text += ", " + Count(static_cast<std::uint64_t>(p.backbones), "backbone");
+    if (p.pairs_computed > 0) text += std::format(", {} computed", Count(p.pairs_computed, "pair"));
     if (!p.error.empty()) text += std::format(" ({})", p.error);
     return text;
   }
@@ -194,10 +199,7 @@ Result<WorkerOptions> ToOptions(const Arguments& arguments) {
   options.coordinator = *endpoint;
   if (!arguments.memory.empty()) {
     ASSIGN_OR_RETURN(options.memory_bytes, ParseByteSize(arguments.memory));
-    if (const std::uint64_t total = TotalMemory();
-        arguments.device == "cpu" && total != 0 && options.memory_bytes > total) {
-      return Fail(FaultCode::kRefused, "--memory {}: this machine has {}", arguments.memory, FormatByteSize(total));
-    }
+    if (options.memory_bytes == 0) return Fail(FaultCode::kRefused, "--memory {}: give some", arguments.memory);
   }
   for (const std::string* ranges : {&arguments.layers, &arguments.experts}) {
     if (auto parsed = ParseRanges(*ranges, 65535); !parsed) return std::unexpected(parsed.error());
@@ -214,8 +216,7 @@ Result<WorkerOptions> ToOptions(const Arguments& arguments) {
 
 void ShowFault(const Fault& fault, bool json) {
   std::println(stderr, "linkcpp: {}", fault.text);
-  if (json)
-    std::println(R"({{"error": {{"code": "{}", "message": {}}}}})", FaultCodeName(fault.code), JsonText(fault.text));
+  if (json) std::println("{}", ErrorJson(fault.code, fault.text));
 }
 
 // The OpenMP runtime reads its environment when it is loaded, so the program starts itself once more with a bound on
@@ -275,9 +276,12 @@ void AddWorkerProgram(CLI::App& app, int& status) {
   app.add_option("--experts", arguments->experts, "Hold these experts of the layers, e.g. 0:16,40");
   app.add_option("--device", arguments->device, "cpu, auto, or a ggml device name such as Vulkan0 (default: auto)");
   app.add_option("--backend", arguments->backend,
-                 "Load this ggml backend library, e.g. a CPU variant, and use its device whatever --device says");
+                 "Load this ggml backend library, e.g. a CPU variant, and use its device whatever --device says")
+      ->check(CLI::ExistingFile);
   app.add_option("--threads", arguments->threads, "CPU threads (default: one per core)")->check(CLI::Range(0, 1024));
-  app.add_option("--name", arguments->name, "A name for people (default: the host name)");
+  app.add_option("--name", arguments->name, "A name for people, up to 64 bytes (default: the host name)")
+      ->check(CLI::Validator(
+          [](std::string& name) { return name.size() <= kMaxNameBytes ? "" : "longer than 64 bytes"; }, ""));
   app.add_option("--cache", arguments->cache, "Where slices are kept between runs (default: ~/.cache/linkcpp)");
   app.add_option("--model", arguments->model, "Which of the coordinator's models, by name or id");
   app.add_flag("--json", arguments->json, "Progress as JSON lines on standard output");

@@ -1,12 +1,9 @@
 #include "coordinator/plain_text.h"
 
-#include <cstddef>
 #include <cstdint>
 
 namespace linkcpp {
 namespace {
-
-constexpr std::size_t kMaxBytes = 200;
 
 // Bytes of the character that begins `text`; 0: none does. Overlong forms, surrogates and what is past U+10FFFF are
 // none.
@@ -34,7 +31,7 @@ bool IsControl(std::string_view character) {
 
 }  // namespace
 
-std::string PlainText(std::string_view text) {
+std::string PlainText(std::string_view text, std::size_t max_bytes) {
   std::string plain;
   while (!text.empty()) {
     const std::size_t n_bytes = CharacterBytes(text);
@@ -45,7 +42,7 @@ std::string PlainText(std::string_view text) {
     } else if (IsControl(character)) {
       character = " ";
     }
-    if (plain.size() + character.size() > kMaxBytes) break;
+    if (plain.size() + character.size() > max_bytes) break;
     plain += character;
   }
   return plain;

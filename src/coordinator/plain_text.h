@@ -1,12 +1,15 @@
 // What a peer calls itself, made fit for terminals, web pages and JSON. Pure.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
 namespace linkcpp {
 
-// Valid UTF-8 of at most 200 bytes: control characters become spaces, bytes that are no UTF-8 question marks.
-std::string PlainText(std::string_view text);
+inline constexpr std::size_t kMaxPlainBytes = 200;
+
+// Valid UTF-8 of at most `max_bytes`: control characters become spaces, bytes that are no UTF-8 question marks.
+std::string PlainText(std::string_view text, std::size_t max_bytes = kMaxPlainBytes);
 
 }  // namespace linkcpp

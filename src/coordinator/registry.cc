@@ -5,8 +5,10 @@
 #include <ranges>
 #include <utility>
 
+#include "coordinator/bounds.h"
 #include "coordinator/plain_text.h"
 #include "coordinator/random_text.h"
+#include "coordinator/status_text.h"
 #include "gguf/slab_hash.h"
 #include "net/tcp.h"
 
@@ -15,6 +17,7 @@ namespace {
 
 constexpr std::size_t kIdBytes = 16;
 constexpr std::chrono::milliseconds kHangUpCheck{500};
+constexpr std::size_t kMaxExpelled = 4096;
 
 double Seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
@@ -77,10 +80,8 @@ Result<JoinReply> Registry::Join(const JoinRequest& request, const Caller& calle
   node.number = ++n_joined_;
   node.request = request;
   node.request.ready.clear();
-  for (std::string* text :
-       {&node.request.name, &node.request.software, &node.request.kernel_class, &node.request.device}) {
-    *text = PlainText(*text);
-  }
+  const std::string excess = Bound(node.request);
+  SayCut(node.request.name, excess, node.cut_said);
   node.report.state = "joining";
   node.seen = clock_.Now();
   JoinReply reply;
@@ -91,12 +92,11 @@ Result<JoinReply> Registry::Join(const JoinRequest& request, const Caller& calle
   reply.poll_seconds = static_cast<std::uint32_t>(std::max<std::int64_t>(1, options_.poll.count() / 1000));
   log_.Info("{} joined from {}: {:.1f} MB on {}", node.request.name, caller.address,
             static_cast<double>(request.memory_bytes) / 1e6, node.request.device);
-  const Node& joined = nodes_.emplace(node.id, std::move(node)).first->second;
+  Node& joined = nodes_.emplace(node.id, std::move(node)).first->second;
   Rebalance();
-  if (joined.by_hand && joined.assigned.size() < joined.chosen.size()) {
-    log_.Warning("{} chose {} slices by hand and gives memory for {} of them", joined.request.name,
-                 joined.chosen.size(), joined.assigned.size());
-  }
+  joined.warning = WarningFor(joined);
+  if (!joined.warning.empty()) log_.Warning("{}: {}", joined.request.name, joined.warning);
+  reply.warning = joined.warning;
   return reply;
 }
 
@@ -105,8 +105,13 @@ Result<NodeOrders> Registry::Orders(const std::string& node_id, std::uint64_t af
   // The wait is on real time whatever clock the leases run on.
   const auto deadline = std::chrono::steady_clock::now() + options_.poll;
   std::unique_lock lock(mutex_);
+  std::uint64_t poll = 0;
   while (true) {
     ASSIGN_OR_RETURN(Node* const node, FindNode(node_id, caller));
+    if (poll == 0) {
+      poll = ++node->n_polls;
+      node->hung_up = false;
+    }
     node->seen = clock_.Now();
     const auto now = std::chrono::steady_clock::now();
     if (node->version != after || closed_ || now >= deadline) return OrdersFor(*node, caller);
@@ -115,7 +120,10 @@ Result<NodeOrders> Registry::Orders(const std::string& node_id, std::uint64_t af
       lock.unlock();  // asks the socket
       const bool gone = hung_up();
       lock.lock();
-      if (gone) return Fail(FaultCode::kGone, "the worker hung up");
+      if (!gone) continue;
+      // Perhaps it has dialled anew meanwhile; else it was killed, or its network is gone.
+      if (const auto left = FindNode(node_id, caller); left && (*left)->n_polls == poll) (*left)->hung_up = true;
+      return Fail(FaultCode::kGone, "the worker hung up");
     }
   }
 }
@@ -125,11 +133,11 @@ Result<void> Registry::ReportNode(const std::string& node_id, const NodeReport& 
   const std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(Node* const node, FindNode(node_id, caller));
   node->seen = clock_.Now();
+  node->hung_up = false;
   node->ready = std::move(ready);
   node->report = report;
   node->report.ready.clear();
-  node->report.state = PlainText(report.state);
-  node->report.error = PlainText(report.error);
+  SayCut(node->request.name, Bound(node->report), node->cut_said);
   return {};
 }
 
@@ -158,6 +166,7 @@ Result<AttachReply> Registry::Attach(const AttachRequest& request, const Caller&
   if (request.tls_fingerprint.empty() && !IsLoopback(address->host)) {
     return Fail(FaultCode::kRefused, "the data port {} is off loopback and speaks no TLS", request.data_address);
   }
+  RETURN_IF_FAULT(CheckAttach(request));
   RETURN_IF_FAULT(CheckModel(request));
 
   const std::lock_guard lock(mutex_);
@@ -172,8 +181,8 @@ Result<AttachReply> Registry::Attach(const AttachRequest& request, const Caller&
   backbone.token_id = caller.token_id;
   backbone.request = request;
   backbone.request.probes.clear();
-  backbone.request.program = PlainText(request.program);
-  backbone.request.kernel_class = PlainText(request.kernel_class);
+  const std::string excess = Bound(backbone.request);
+  SayCut(backbone.request.program, excess, backbone.cut_said);
   backbone.peer_address = caller.address;
   backbone.seen = clock_.Now();
   log_.Info("backbone {} attached from {}, data port {}", backbone.request.program, caller.address,
@@ -220,15 +229,15 @@ std::vector<SlabProbe> Registry::PickProbes() {
   return probes;
 }
 
-Result<void> Registry::ReportBackbone(const std::string& backbone_id, BackboneReport report, const Caller& caller) {
+Result<BackboneOrders> Registry::ReportBackbone(const std::string& backbone_id, BackboneReport report,
+                                                const Caller& caller) {
+  const std::string excess = Bound(report, served_.geometry());
   const std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(Backbone* const backbone, FindBackbone(backbone_id, caller));
   backbone->seen = clock_.Now();
+  SayCut("backbone " + backbone->request.program, excess, backbone->cut_said);
   bool changed = false;
-  for (NodeCheck& check : report.checks) {
-    for (std::string* text : {&check.state, &check.kernel_class, &check.kernel_model, &check.refusal}) {
-      *text = PlainText(*text);
-    }
+  for (const NodeCheck& check : report.checks) {
     if (check.state != "refused") continue;
     const auto entry = nodes_.find(check.node_id);
     if (entry == nodes_.end() || !entry->second.refusal.empty()) continue;
@@ -236,12 +245,19 @@ Result<void> Registry::ReportBackbone(const std::string& backbone_id, BackboneRe
     node.refusal = check.refusal.empty() ? "it computes wrong" : check.refusal;
     ++node.version;
     changed = true;
+    MarkExpelled(node, node.refusal);  // off the other backbones too
     log_.Error("{} ({}) is refused by backbone {} and gets no more work: {}", node.request.name, node.id.substr(0, 8),
                backbone->request.program, node.refusal);
   }
+  BackboneOrders orders;
+  for (const LinkReport& link : report.links) {
+    if (!link.connected) continue;
+    const auto expelled = expelled_.find(link.node_id);
+    if (expelled != expelled_.end()) orders.expel.push_back({expelled->first, expelled->second});
+  }
   backbone->report = std::move(report);
   if (changed) Rebalance();
-  return {};
+  return orders;
 }
 
 Result<void> Registry::Detach(const std::string& backbone_id, const Caller& caller) {
@@ -260,9 +276,9 @@ void Registry::Expire() {
   const TimePoint now = clock_.Now();
   const auto n_nodes = std::erase_if(nodes_, [&](const auto& entry) {
     const Node& node = entry.second;
-    if (now - node.seen < options_.node_lease) return false;
-    log_.Warning("{} has not been heard of for {:.0f} s: dropped, its slices go to others", node.request.name,
-                 Seconds(now - node.seen));
+    if (now - node.seen < (node.hung_up ? options_.hung_up_lease : options_.node_lease)) return false;
+    log_.Warning("{} {} {:.0f} s ago: dropped, its slices go to others", node.request.name,
+                 node.hung_up ? "hung up" : "was last heard of", Seconds(now - node.seen));
     return true;
   });
   const auto n_backbones = std::erase_if(backbones_, [&](const auto& entry) {
@@ -277,6 +293,31 @@ void Registry::Expire() {
     news_.notify_all();
   }
   if (n_backbones > 0) BackbonesChanged();
+}
+
+std::set<std::string> Registry::TokensInUse() const {
+  std::set<std::string> tokens;
+  const std::lock_guard lock(mutex_);
+  for (const Node& node : nodes_ | std::views::values) tokens.insert(node.token_id);
+  for (const Backbone& backbone : backbones_ | std::views::values) tokens.insert(backbone.token_id);
+  return tokens;
+}
+
+void Registry::DropToken(const std::string& token_id) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(nodes_, [&](const auto& entry) {
+    if (entry.second.token_id != token_id) return false;
+    log_.Warning("{} is dropped: its token {} was revoked", entry.second.request.name, token_id);
+    MarkExpelled(entry.second, "its token was revoked");
+    return true;
+  });
+  std::erase_if(backbones_, [&](const auto& entry) {
+    if (entry.second.token_id != token_id) return false;
+    log_.Warning("backbone {} is dropped: its token {} was revoked", entry.second.request.program, token_id);
+    return true;
+  });
+  Rebalance();
+  BackbonesChanged();
 }
 
 void Registry::Close() {
@@ -297,8 +338,11 @@ StatusReply Registry::Status() const {
   status.uptime_seconds = Seconds(now - started_);
   std::map<LayerId, std::vector<std::uint32_t>> holders;
   for (const LayerGeometry& layer : served_.geometry()) holders[layer.layer].resize(layer.n_experts);
+  const auto linked = LinkedNodes();
   for (const Node& node : nodes_ | std::views::values) {
-    if (node.refusal.empty()) {
+    const auto link = linked.find(node.id);
+    const bool connected = link != linked.end() ? link->second : !node.hung_up;
+    if (node.refusal.empty() && connected) {
       for (const SliceId slice : node.ready) ++holders[slice.layer][slice.expert.value];
     }
     NodeStatus& row = status.nodes.emplace_back();
@@ -307,7 +351,8 @@ StatusReply Registry::Status() const {
     row.kernel_class = node.request.kernel_class;
     row.device = node.request.device;
     row.state = node.report.state;
-    row.error = node.report.error;
+    row.error = node.report.error.empty() ? node.warning : node.report.error;
+    row.connected = connected;
     row.memory_bytes = node.request.memory_bytes;
     row.slices_ready = node.ready.size();
     row.slices_wanted = node.assigned.size();
@@ -382,6 +427,42 @@ void Registry::Rebalance() {
     ++nodes[i]->version;
   }
   news_.notify_all();
+}
+
+std::map<std::string, bool, std::less<>> Registry::LinkedNodes() const {
+  std::map<std::string, bool, std::less<>> linked;
+  for (const Backbone& backbone : backbones_ | std::views::values) {
+    for (const LinkReport& link : backbone.report.links) linked[link.node_id] |= link.connected;
+  }
+  return linked;
+}
+
+std::string Registry::WarningFor(const Node& node) const {
+  std::uint64_t least = UINT64_MAX;
+  for (const LayerGeometry& layer : served_.geometry()) least = std::min(least, SliceCost(layer.slice_bytes));
+  if (node.request.memory_bytes < least) {
+    return std::format("gives {}, less than one slice takes ({}): it can hold nothing; use --memory {}M",
+                       BytesText(node.request.memory_bytes), BytesText(least), (least >> 20) + 1);
+  }
+  if (node.by_hand && node.assigned.size() < node.chosen.size()) {
+    return std::format("chose {} slices by hand and gives memory for {} of them", node.chosen.size(),
+                       node.assigned.size());
+  }
+  return "";
+}
+
+void Registry::MarkExpelled(const Node& node, const std::string& reason) {
+  if (!expelled_.emplace(node.id, reason).second) return;
+  expelled_by_age_.push_back(node.id);
+  if (expelled_by_age_.size() <= kMaxExpelled) return;
+  expelled_.erase(expelled_by_age_.front());
+  expelled_by_age_.pop_front();
+}
+
+void Registry::SayCut(const std::string& who, const std::string& excess, bool& said) {
+  if (excess.empty() || said) return;
+  said = true;
+  log_.Warning("{} says more than is kept, the rest is dropped: {}", who, excess);
 }
 
 void Registry::BackbonesChanged() {

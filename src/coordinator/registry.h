@@ -1,7 +1,10 @@
 // Who is there: workers and backbones with their leases, what each worker should hold, and how covered the model is.
 //
 // The HTTP routes are thin over this; it knows nothing of HTTP. All calls may come from any thread; Orders() blocks.
-// A node that has not been heard of for its lease is dropped and its slices go to others.
+// A node that has not been heard of for its lease is dropped and its slices go to others; the lease is short for one
+// whose poll broke off, as it does when the worker is killed.
+//
+// What peers say is bounded (bounds.h); what was cut is logged once a peer.
 //
 // Faults: kGone: this node or backbone is not known, join or attach again (HTTP 404). kRefused: it must not take part,
 // the text says why (409). kMalformed: the request makes no sense (400). kBusy: too many (503).
@@ -10,9 +13,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,6 +34,7 @@ namespace linkcpp {
 
 struct RegistryOptions {
   std::chrono::milliseconds node_lease{30'000};
+  std::chrono::milliseconds hung_up_lease{6'000};  // of a node whose poll broke off; an honest one reports every 3 s
   std::chrono::milliseconds backbone_lease{10'000};
   std::chrono::milliseconds poll{20'000};  // how long Orders() waits for news; less than node_lease
   std::chrono::seconds ticket_life{60};
@@ -60,12 +66,16 @@ class Registry {
 
   // ---- backbones
   Result<AttachReply> Attach(const AttachRequest& request, const Caller& caller);
-  Result<void> ReportBackbone(const std::string& backbone_id, BackboneReport report, const Caller& caller);
+  // Answers whom it must cut off.
+  Result<BackboneOrders> ReportBackbone(const std::string& backbone_id, BackboneReport report, const Caller& caller);
   Result<void> Detach(const std::string& backbone_id, const Caller& caller);
 
   // ---- the coordinator itself
-  void Expire();  // drops whoever's lease is over; call a few times a second
-  void Close();   // wakes every Orders() call, for a quick stop
+  void Expire();                              // drops whoever's lease is over; call a few times a second
+  void Close();                               // wakes every Orders() call, for a quick stop
+  std::set<std::string> TokensInUse() const;  // by id: those that nodes and backbones came with
+  // The token was revoked: who came with it is dropped, and backbones are told to cut such nodes off.
+  void DropToken(const std::string& token_id);
   StatusReply Status() const;
 
  private:
@@ -79,7 +89,11 @@ class Registry {
     std::uint64_t version = 1;
     NodeReport report;
     std::string refusal;  // not empty: a backbone found that it computes wrong
+    std::string warning;  // what its owner should change
     TimePoint seen;
+    std::uint64_t n_polls = 0;  // the latest one counts when it breaks off
+    bool hung_up = false;       // its latest poll broke off and nothing was heard since
+    bool cut_said = false;
   };
   struct Backbone {
     std::string id, token_id;
@@ -87,6 +101,7 @@ class Registry {
     std::string peer_address;
     BackboneReport report;
     TimePoint seen;
+    bool cut_said = false;
   };
 
   Result<Node*> FindNode(const std::string& id, const Caller& caller);
@@ -95,6 +110,11 @@ class Registry {
   std::vector<SlabProbe> PickProbes();
   void Rebalance();
   void BackbonesChanged();
+  void SayCut(const std::string& who, const std::string& excess, bool& said);
+  std::string WarningFor(const Node& node) const;
+  void MarkExpelled(const Node& node, const std::string& reason);
+  // Whether its work can be had, as far as we are told: backbones know their links; else its poll tells.
+  std::map<std::string, bool, std::less<>> LinkedNodes() const;
   NodeOrders OrdersFor(const Node& node, const Caller& caller) const;
 
   const ServedModel& served_;
@@ -107,8 +127,10 @@ class Registry {
   mutable std::mutex mutex_;  // guards everything below
   std::condition_variable news_;
   Rng probe_rng_;
-  std::map<std::string, Node> nodes_;          // by id
-  std::map<std::string, Backbone> backbones_;  // by id
+  std::map<std::string, Node> nodes_;            // by id
+  std::map<std::string, Backbone> backbones_;    // by id
+  std::map<std::string, std::string> expelled_;  // node id: why; the newest only
+  std::deque<std::string> expelled_by_age_;
   std::uint64_t n_joined_ = 0;
   bool closed_ = false;
 };

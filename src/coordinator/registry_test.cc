@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <thread>
 
 #include "coordinator/test_world.h"
@@ -196,6 +197,96 @@ TEST_F(RegistryTest, AWorkerThatABackboneFoundWrongLosesItsWorkAndIsToldWhy) {
   EXPECT_EQ(Orders(next).backbones.size(), 1u);
 }
 
+TEST_F(RegistryTest, AWorkerThatHangsUpIsGoneInSecondsNotHalfAMinute) {
+  const std::string node = Join(Worker("killed", kPlenty));
+  Load(node);
+  EXPECT_EQ(registry_.Status().slices_covered, Austen().manifest().n_slices());
+  const std::uint64_t version = Orders(node).version;
+  EXPECT_EQ(registry_.Orders(node, version, caller_, [] { return true; }).error().code, FaultCode::kGone);
+  const StatusReply at_once = registry_.Status();
+  EXPECT_FALSE(at_once.nodes.at(0).connected);
+  EXPECT_EQ(at_once.slices_covered, 0u);
+  clock_.Advance(5s);
+  registry_.Expire();
+  EXPECT_EQ(registry_.Status().nodes.size(), 1u);
+  clock_.Advance(2s);
+  registry_.Expire();
+  EXPECT_TRUE(registry_.Status().nodes.empty());
+}
+
+TEST_F(RegistryTest, AWorkerThatDialsAgainAfterItsPollBrokeOffStays) {
+  const std::string node = Join(Worker("one", kPlenty));
+  Load(node);
+  const std::uint64_t version = Orders(node).version;
+  EXPECT_FALSE(registry_.Orders(node, version, caller_, [] { return true; }));
+  Load(node);  // a report, and fresh orders
+  EXPECT_TRUE(registry_.Status().nodes.at(0).connected);
+  // An old poll that is seen to break off only after a new one has come says nothing.
+  const auto gone_after_a_new_poll = [&] {
+    Orders(node);
+    return true;
+  };
+  EXPECT_FALSE(registry_.Orders(node, version, caller_, gone_after_a_new_poll));
+  EXPECT_TRUE(registry_.Status().nodes.at(0).connected);
+  clock_.Advance(20s);
+  registry_.Expire();
+  EXPECT_EQ(registry_.Status().nodes.size(), 1u);
+}
+
+TEST_F(RegistryTest, WhatNoBackboneIsLinkedToAnyMoreDoesNotCount) {
+  const std::string node = Join(Worker("one", kPlenty));
+  Load(node);
+  const std::string backbone = Attach(), other = Attach("127.0.0.1:4712");
+  const auto says = [&](const std::string& who, bool connected) {
+    BackboneReport report;
+    report.links.push_back({.node_id = node, .connected = connected});
+    ASSERT_TRUE(registry_.ReportBackbone(who, report, caller_));
+  };
+  EXPECT_TRUE(registry_.Status().nodes[0].connected);  // nobody has had a link yet
+  says(backbone, true);
+  says(other, false);
+  EXPECT_TRUE(registry_.Status().nodes[0].connected);
+  EXPECT_GT(registry_.Status().slices_covered, 0u);
+  says(backbone, false);
+  EXPECT_FALSE(registry_.Status().nodes[0].connected);
+  EXPECT_EQ(registry_.Status().slices_covered, 0u);
+  says(other, true);
+  EXPECT_TRUE(registry_.Status().nodes[0].connected);
+}
+
+TEST_F(RegistryTest, WhoCameWithARevokedTokenIsDroppedAndCutOff) {
+  const std::string stays = Join(Worker("stays", kPlenty));
+  const Caller guest{"guest", "127.0.0.1", ""};
+  const std::string goes = registry_.Join(Worker("goes", kPlenty), guest).value().node_id;
+  const std::string backbone = Attach();
+  EXPECT_EQ(registry_.TokensInUse(), (std::set<std::string>{"guest", "token"}));
+  registry_.DropToken("guest");
+  ASSERT_EQ(registry_.Status().nodes.size(), 1u);
+  EXPECT_EQ(registry_.Status().nodes[0].node_id, stays);
+  EXPECT_EQ(registry_.TokensInUse(), (std::set<std::string>{"token"}));
+  BackboneReport report;
+  report.links.push_back({.node_id = goes, .connected = true});
+  report.links.push_back({.node_id = stays, .connected = true});
+  report.links.push_back({.node_id = "of a coordinator before this one", .connected = true});
+  const BackboneOrders orders = registry_.ReportBackbone(backbone, report, caller_).value();
+  ASSERT_EQ(orders.expel.size(), 1u);
+  EXPECT_EQ(orders.expel[0].node_id, goes);
+  EXPECT_THAT(orders.expel[0].reason, HasSubstr("revoked"));
+  report.links[0].connected = false;
+  EXPECT_TRUE(registry_.ReportBackbone(backbone, report, caller_).value().expel.empty());
+}
+
+TEST_F(RegistryTest, AWorkerWithoutRoomForOneSliceIsToldSo) {
+  const JoinReply small = registry_.Join(Worker("small", 1000), caller_).value();
+  EXPECT_THAT(small.warning, HasSubstr("less than one slice"));
+  EXPECT_THAT(small.warning, HasSubstr("--memory 1M"));
+  EXPECT_THAT(registry_.Status().nodes[0].error, HasSubstr("less than one slice"));
+  JoinRequest chosen = Worker("chosen", MemoryFor(2));
+  chosen.layers = "0";
+  EXPECT_THAT(registry_.Join(chosen, caller_).value().warning, HasSubstr("chose 16 slices by hand"));
+  EXPECT_EQ(registry_.Join(Worker("enough", kPlenty), caller_).value().warning, "");
+}
+
 TEST_F(RegistryTest, AFileWithAnotherHeaderIsRefused) {
   AttachRequest request = Backbone();
   request.header_hash[0] = request.header_hash[0] == '0' ? '1' : '0';
@@ -309,7 +400,7 @@ TEST_F(RegistryTest, NamesLoseWhatATerminalWouldObey) {
   Join(Worker("\x1b[2Jevil\n" + std::string(1000, 'x'), kPlenty));
   const std::string name = registry_.Status().nodes.at(0).name;
   EXPECT_TRUE(name.starts_with(" [2Jevil "));
-  EXPECT_EQ(name.size(), 200u);
+  EXPECT_EQ(name.size(), kMaxNameBytes);
 }
 
 TEST_F(RegistryTest, AHungUpWorkerFreesItsThread) {

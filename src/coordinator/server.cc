@@ -351,11 +351,20 @@ class Server final : public CoordinatorServer {
         });
   }
 
+  // `linkcpp token revoke` is another process: nobody tells us.
+  void DropRevoked() {
+    for (const std::string& token_id : registry_.TokensInUse()) {
+      const auto works = tokens_.Works(token_id);
+      if (works && !*works) registry_.DropToken(token_id);
+    }
+  }
+
   void ExpireUntilStopped() {
     std::unique_lock lock(stop_mutex_);
     while (!stopping_) {
       lock.unlock();
       registry_.Expire();
+      DropRevoked();
       lock.lock();
       stop_news_.wait_for(lock, kExpireEvery, [this] { return stopping_.load(); });
     }

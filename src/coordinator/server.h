@@ -21,9 +21,9 @@ namespace linkcpp {
 struct ServerOptions {
   std::string listen = "127.0.0.1:8090";   // port 0: any
   std::optional<Certificate> certificate;  // TLS; must be there off loopback
-  std::size_t max_body_bytes = 4u << 20;   // a backbone's report with heat for 64 × 1024 experts is about 1 MB
-  std::size_t n_threads = 512;             // at most; each open connection takes one while it lives
-  std::string version;                     // "0.1.0", for /api/status
+  std::size_t max_body_bytes = kMaxControlBytes;
+  std::size_t n_threads = 512;  // at most; each open connection takes one while it lives
+  std::string version;          // "0.1.0", for /api/status
 };
 
 class CoordinatorServer {

@@ -245,6 +245,15 @@ TEST_F(ServerTest, ARevokedTokenStopsWorkingAtOnce) {
   EXPECT_EQ(RawCall("GET /api/status").status, 401);
 }
 
+TEST_F(ServerTest, WhoCameWithATokenThatIsRevokedElsewhereIsDropped) {
+  Ask<JoinReply>("POST", "/api/nodes", ToJson(Worker("one", kPlenty)));
+  std::this_thread::sleep_for(1s);
+  ASSERT_EQ(registry_.Status().nodes.size(), 1u);
+  ASSERT_TRUE(TokenStore::Open(folder_.path() + "/tokens.db").value()->Revoke(token_.info.id));
+  for (int i = 0; i < 100 && !registry_.Status().nodes.empty(); ++i) std::this_thread::sleep_for(100ms);
+  EXPECT_TRUE(registry_.Status().nodes.empty());
+}
+
 TEST_F(ServerTest, ABrowserMayGiveTheTokenAsPasswordToReadOnly) {
   // base64 of "me:<token>"; the token has 67 characters, so the text is 70 bytes
   const std::string text = "me:" + token_.token;

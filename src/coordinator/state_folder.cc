@@ -1,6 +1,7 @@
 #include "coordinator/state_folder.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <format>
 #include <system_error>
 
 #include "coordinator/random_text.h"
@@ -80,6 +82,31 @@ Result<void> WriteSecretFile(const std::string& path, std::string_view content) 
     return failed;
   }
   return {};
+}
+
+FolderLock::~FolderLock() {
+  if (file_ >= 0) ::close(file_);
+}
+
+Result<FolderLock> FolderLock::Take(const std::string& folder) {
+  // The file stays: a name that goes away could be locked by two at once.
+  const std::string path = folder + "/serve.lock";
+  FolderLock lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (lock.file_ < 0) return Failed(path);
+  if (::flock(lock.file_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return Failed(path);
+    char pid[32] = "";
+    const ssize_t got = ::pread(lock.file_, pid, sizeof pid - 1, 0);
+    const std::string_view owner(pid, got > 0 ? static_cast<std::size_t>(got) : 0);
+    return Fail(
+        FaultCode::kBusy,
+        "another `linkcpp serve` (process {}) has the state folder {}: stop that one, or give this one a folder "
+        "of its own with --state, and its own --listen and --api",
+        owner.empty() ? "?" : owner.substr(0, owner.find('\n')), folder);
+  }
+  const std::string pid = std::format("{}\n", ::getpid());
+  if (::ftruncate(lock.file_, 0) != 0 || ::pwrite(lock.file_, pid.data(), pid.size(), 0) < 0) return Failed(path);
+  return lock;
 }
 
 Result<std::optional<std::string>> ReadSecretFile(const std::string& path) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/result.h"
 
@@ -20,5 +21,20 @@ Result<std::string> OpenStateFolder(const std::string& path);
 Result<void> WriteSecretFile(const std::string& path, std::string_view content);
 // nullopt: there is no such file. kLocal: it cannot be read, is larger than 1 MiB, or others may read it.
 Result<std::optional<std::string>> ReadSecretFile(const std::string& path);
+
+// One coordinator at a time keeps its things in a folder. The kernel lets go of the lock when its process ends, however
+// it ends; children do not inherit it.
+class FolderLock {
+ public:
+  // kBusy: another process has it; the text says which and what to do. kLocal: the file cannot be made or locked.
+  static Result<FolderLock> Take(const std::string& folder);
+  FolderLock(FolderLock&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
+  FolderLock& operator=(FolderLock&&) = delete;
+  ~FolderLock();
+
+ private:
+  explicit FolderLock(int file) : file_(file) {}
+  int file_;
+};
 
 }  // namespace linkcpp

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <sstream>
 
@@ -97,6 +98,55 @@ TEST(StatusText, ColumnsLineUpWhateverTheNames) {
   ASSERT_NE(second, std::string::npos);
   // one byte more for the é
   EXPECT_EQ(text.find("ready", first) - first + 1, text.find("ready", second) - second);
+}
+
+TEST(StatusText, WhatIsNotConnectedSaysSo) {
+  StatusReply status = Small();
+  EXPECT_FALSE(StatusText(status).contains("not connected"));
+  status.nodes[0].connected = false;
+  EXPECT_THAT(StatusText(status), HasSubstr("not connected"));
+}
+
+TEST(StatusText, OneOfAThingIsNotSeveral) {
+  StatusReply status = Small();
+  status.n_slices = 1;
+  status.slices_covered = 1;
+  status.nodes[0].checks.push_back(
+      {.node_id = status.nodes[0].node_id, .state = "admitted", .canaries = 1, .spot_checks = 1, .slices = 1});
+  const std::string text = StatusText(status);
+  EXPECT_THAT(text, HasSubstr("of experts in 1 slice;"));
+  EXPECT_THAT(text, HasSubstr("covered: 1 of 1 slice by 1 node\n"));
+  EXPECT_THAT(text, HasSubstr("1 canary and 1 spot check of 1 slice,"));
+}
+
+TEST(StatusText, OnATerminalNoLineIsWiderThanIt) {
+  StatusReply status = Small();
+  status.nodes[0].checks.push_back({.node_id = status.nodes[0].node_id,
+                                    .state = "admitted",
+                                    .kernel_class = "ggml-0.27.0/CPU/é",
+                                    .canaries = 8,
+                                    .slices = 7});
+  status.nodes[0].error = "no space left on the device, and a long story of how it came to that, in many short words";
+  std::istringstream lines(StatusText(status, {.width = 60}));
+  for (std::string line; std::getline(lines, line);) {
+    const auto width =
+        std::ranges::count_if(line, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
+    EXPECT_LE(width, 60) << line;
+  }
+  EXPECT_FALSE(StatusText(status, {.width = 60}).contains('\x1b'));
+  EXPECT_THAT(StatusText(status, {.color = true}), HasSubstr("\x1b[1mLAYERS"));
+}
+
+TEST(StatusText, NumbersStandUnderOneAnotherAndColumnsOfNothingAreLeftOut) {
+  StatusReply status = Small();
+  status.nodes.push_back(status.nodes[0]);
+  status.nodes.back().pairs_computed = 123'456;
+  const std::string text = StatusText(status);
+  EXPECT_THAT(text, HasSubstr("     123  "));
+  EXPECT_THAT(text, HasSubstr("  123456  "));
+  EXPECT_FALSE(text.contains("TO LOAD"));
+  status.nodes[0].wanted_bytes = 5;
+  EXPECT_THAT(StatusText(status), HasSubstr("TO LOAD"));
 }
 
 TEST(StatusText, AnErrorOfANodeIsShown) {

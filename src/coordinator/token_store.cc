@@ -171,6 +171,14 @@ Result<TokenInfo> TokenStore::Revoke(const std::string& id) {
   return InfoOf(query);
 }
 
+Result<bool> TokenStore::Works(const std::string& id) {
+  const std::lock_guard lock(database_->mutex);
+  Query query(database_->handle, "SELECT 1 FROM tokens WHERE id = ? AND revoked = 0");
+  const int outcome = query.Text(id).Step();
+  if (outcome != SQLITE_ROW && outcome != SQLITE_DONE) return database_->Failed("looking up a token");
+  return outcome == SQLITE_ROW;
+}
+
 Result<std::optional<std::string>> TokenStore::Check(std::string_view token) {
   if (token.empty() || token.size() > kMaxTokenLength) return std::nullopt;
   const std::string hash = database_->HashOf(token);

@@ -38,6 +38,8 @@ class TokenStore {
 
   // The id of a token that works, nullopt for any other text. Any thread. About 10 µs.
   Result<std::optional<std::string>> Check(std::string_view token);
+  // By its id: false once it was revoked, or if there never was one. Any thread. About 10 µs.
+  Result<bool> Works(const std::string& id);
 
  private:
   struct Database;

@@ -1,8 +1,13 @@
 #include "coordinator/token_store.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <format>
 #include <fstream>
 #include <iterator>
 
@@ -117,6 +122,39 @@ TEST_F(TokenStoreTest, KeysAndTheServeRecordAreKeptAndASecretOthersCanReadIsRefu
   const auto open_to_all = LoadServeRecord(folder_.path());
   ASSERT_FALSE(open_to_all);
   EXPECT_TRUE(open_to_all.error().text.contains("chmod 600")) << open_to_all.error().text;
+}
+
+TEST_F(TokenStoreTest, AFolderHasOneServeAtATime) {
+  {
+    const auto first = FolderLock::Take(folder_.path());
+    ASSERT_TRUE(first) << first.error().text;
+    const auto second = FolderLock::Take(folder_.path());
+    ASSERT_FALSE(second);
+    EXPECT_EQ(second.error().code, FaultCode::kBusy);
+    EXPECT_THAT(second.error().text, testing::HasSubstr(std::format("process {}", ::getpid())));
+    EXPECT_THAT(second.error().text, testing::HasSubstr(folder_.path()));
+    EXPECT_THAT(second.error().text, testing::HasSubstr("--state"));
+  }
+  EXPECT_TRUE(FolderLock::Take(folder_.path()));
+  // Whoever is killed with -9 leaves the file, not the lock.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto held = FolderLock::Take(folder_.path());
+    ::kill(::getpid(), held ? SIGKILL : SIGTERM);
+  }
+  int how = 0;
+  ::waitpid(child, &how, 0);
+  EXPECT_EQ(WTERMSIG(how), SIGKILL);
+  EXPECT_TRUE(FolderLock::Take(folder_.path()));
+}
+
+TEST_F(TokenStoreTest, ATokenCanBeLookedUpByItsId) {
+  const auto store = TokenStore::Open(path_).value();
+  const auto token = store->New("guest").value();
+  EXPECT_TRUE(store->Works(token.info.id).value());
+  EXPECT_FALSE(store->Works("nobody").value());
+  ASSERT_TRUE(store->Revoke(token.info.id));
+  EXPECT_FALSE(store->Works(token.info.id).value());
 }
 
 TEST_F(TokenStoreTest, TheStateFolderIsForItsOwnerAlone) {

@@ -57,6 +57,13 @@ bool Printable(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return c > ' ' && c <= '~'; });
 }
 
+// For people: what the other side says of itself may end on a terminal.
+std::string ServerName(std::string name) {
+  std::erase_if(name, [](char c) { return c < ' ' || c > '~'; });
+  name.resize(std::min<std::size_t>(name.size(), 40));
+  return name;
+}
+
 class HttplibClient final : public HttpClient {
  public:
   explicit HttplibClient(const HttpEndpoint& endpoint) : endpoint_(endpoint), client_(endpoint.url) {
@@ -179,7 +186,10 @@ class HttplibClient final : public HttpClient {
     try {
       const httplib::Result result = client_.send(request);
       if (stopped_) return Fail(FaultCode::kGone, "stopped");
-      if (result) return HttpReply{result->status, result->body, result->get_header_value("ETag")};
+      if (result) {
+        return HttpReply{result->status, result->body, result->get_header_value("ETag"),
+                         ServerName(result->get_header_value("Server"))};
+      }
       return FaultOf(request, result.error());
     } catch (const std::exception& error) {
       return Fail(FaultCode::kGone, "{} {}{}: {}", request.method, endpoint_.url, request.path, error.what());

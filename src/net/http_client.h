@@ -24,6 +24,7 @@ struct HttpReply {
   int status = 0;
   std::string body;
   std::string etag;
+  std::string server;  // what it calls itself: printable, at most 40 bytes; "": does not say
 };
 
 // One connection, one request at a time; make one per thread.

@@ -13,6 +13,7 @@
 #include "base/quiet_thread.h"
 #include "net/tcp.h"
 #include "swarm/data_port.h"
+#include "swarm/fit_report.h"
 
 namespace linkcpp {
 namespace {
@@ -161,14 +162,30 @@ class HttpBackboneSession final : public BackboneSession {
   }
 
   Result<void> ReportOnce(std::stop_token stop) try {
-    ASSIGN_OR_RETURN(const HttpReply answer, client_->Call("POST", "/api/backbones/" + backbone_id() + "/report",
-                                                           ToJson(swarm_.Report()), kReportTimeout));
-    if (answer.status == 200) return {};
+    const FittedReport report = FitReport(swarm_.Report());
+    if (!report.dropped.empty() && !std::exchange(said_dropped_, true)) {
+      log_.Warning("reports would be larger than {} bytes and leave out: {}", kMaxControlBytes, report.dropped);
+    }
+    ASSIGN_OR_RETURN(const HttpReply answer,
+                     client_->Call("POST", "/api/backbones/" + backbone_id() + "/report", report.json, kReportTimeout));
+    if (answer.status == 200) {
+      ASSIGN_OR_RETURN(const BackboneOrders orders, FromJson<BackboneOrders>(answer.body));
+      Obey(orders);
+      return {};
+    }
     if (answer.status != 404) return std::unexpected(FaultOf(answer));
     log_.Info("the coordinator does not know this backbone (any more): attaching again");
     return AttachNow(stop);
   } catch (const std::exception& error) {
     return Fail(FaultCode::kLocal, "reporting: {}", error.what());
+  }
+
+  void Obey(const BackboneOrders& orders) {
+    if (orders.expel.empty()) return;
+    for (const WorkerOffer& offer : swarm_.Offers()) {
+      const auto order = std::ranges::find(orders.expel, offer.node_id, &Expulsion::node_id);
+      if (order != orders.expel.end()) swarm_.Expel(offer.worker, "the coordinator says: " + order->reason);
+    }
   }
 
   // False: time to end.
@@ -189,6 +206,7 @@ class HttpBackboneSession final : public BackboneSession {
   mutable std::mutex mutex_;            // guards backbone_id_
   std::condition_variable_any wake_;
   std::string backbone_id_;
+  bool said_dropped_ = false;  // the reporter's
   std::jthread ticker_, reporter_;
 };
 

@@ -78,6 +78,7 @@ LINKCPP_JSON(AttachReply);
 LINKCPP_JSON(LinkReport);
 LINKCPP_JSON(LayerHeat);
 LINKCPP_JSON(BackboneReport);
+LINKCPP_JSON(BackboneOrders);
 LINKCPP_JSON(LayerCoverage);
 LINKCPP_JSON(NodeStatus);
 LINKCPP_JSON(BackboneStatus);

@@ -5,6 +5,7 @@
 // fitting HTTP status. Unknown fields are ignored and missing ones take their default, so that versions can differ.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -15,6 +16,9 @@
 namespace linkcpp {
 
 inline constexpr int kProtocolVersion = 1;
+// The largest body that a coordinator takes. A backbone's report with heat for 64 × 1024 experts is about 1 MB.
+inline constexpr std::size_t kMaxControlBytes = 4u << 20;
+inline constexpr std::size_t kMaxNameBytes = 64;  // of what a peer calls itself, and of ids; the rest is cut
 
 // What a worker has ready, one entry a layer. `experts` in the ranges notation of gguf/shard.h ("0:16,40").
 struct LayerHoldings {
@@ -42,6 +46,7 @@ struct JoinReply {
   std::string model_id;             // hex
   std::string header_hash;          // hex
   std::uint32_t poll_seconds = 20;  // how long GET …/orders may hang
+  std::string warning;              // what its owner should change: less memory than a slice takes; "": nothing
 };
 
 // GET /api/nodes/{id}/orders?after=<version> — long poll: answers when the version has moved past `after`, or after
@@ -69,7 +74,7 @@ struct NodeReport {
   std::uint64_t pairs_computed = 0;
   std::uint64_t dispatches = 0;
   std::uint64_t busy_us = 0;  // time spent computing
-  std::string state;          // "downloading" | "ready" | "leaving"
+  std::string state;          // "downloading" | "ready" | "idle" (nothing to hold) | "leaving"
   std::string error;          // last thing that went wrong, for `linkcpp status`
 };
 // DELETE /api/nodes/{id} — goodbye.
@@ -97,7 +102,8 @@ struct AttachReply {
   std::vector<SlabProbe> wanted_probes;  // not empty: attach again with these hashes; nothing else is set then
 };
 
-// POST /api/backbones/{id}/report — every second. Answer 404: attach again. Counters since the backbone started.
+// POST /api/backbones/{id}/report — every second. Answer: BackboneOrders; 404: attach again. Counters since the
+// backbone started.
 struct LinkReport {
   std::string node_id;
   std::uint64_t dispatches = 0;
@@ -142,6 +148,13 @@ struct BackboneReport {
   std::vector<LayerHeat> heat;
   std::vector<NodeCheck> checks;  // one a node that is checked or was refused
 };
+struct Expulsion {
+  std::string node_id;
+  std::string reason;
+};
+struct BackboneOrders {
+  std::vector<Expulsion> expel;  // nodes it is connected to and must cut off: their token was revoked, they are refused
+};
 // DELETE /api/backbones/{id} — detach.
 
 // GET /api/status
@@ -159,6 +172,7 @@ struct NodeStatus {
   std::uint64_t downloaded_bytes = 0, wanted_bytes = 0;
   std::uint64_t pairs_computed = 0, dispatches = 0, busy_us = 0;
   double seconds_since_seen = 0;
+  bool connected = true;  // false: no backbone has its link any more, or it hung up; what it holds does not count
   bool admitted = true;
   std::string refusal;
   std::vector<NodeCheck> checks;  // by the backbones that are attached

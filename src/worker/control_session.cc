@@ -9,7 +9,13 @@ using std::chrono::seconds;
 
 std::string MessageOf(const HttpReply& reply) {
   const std::string message = ErrorMessage(reply.body);
-  return message.empty() ? std::format("HTTP status {}", reply.status) : message;
+  if (!message.empty()) return message;
+  if (reply.status != 404) return std::format("HTTP status {}", reply.status);
+  // Ours names what it does not know.
+  return std::format(
+      "what answers there is no linkcpp coordinator (HTTP status 404{}): use the join line of "
+      "`linkcpp serve`",
+      reply.server.empty() ? "" : ", from " + reply.server);
 }
 
 template <class T>

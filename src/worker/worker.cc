@@ -34,6 +34,7 @@ using std::chrono::seconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kTick{200};
+constexpr std::size_t kMaxErrorBytes = 1000;  // of a report; the coordinator keeps less
 constexpr seconds kReportEvery{3};
 constexpr milliseconds kRetryFirst{200};
 constexpr milliseconds kRetryMost{10'000};
@@ -74,7 +75,7 @@ class WorkerImpl final : public Worker {
 
  private:
   struct Membership {  // what the last join gave us
-    std::string node_id, model_name;
+    std::string node_id, model_name, warning;
     std::shared_ptr<const Catalog> catalog;
     seconds poll{20};
     std::uint64_t generation = 0;  // of joins; 0: not joined
@@ -222,9 +223,11 @@ bool WorkerImpl::TryJoin() {
   }
   log_.Info("joined as {} for {}, giving {} on {}", reply->node_id, reply->model_name,
             FormatByteSize(options_.memory_bytes), device_->info().name);
+  if (!reply->warning.empty()) log_.Error("{}", reply->warning);  // on a terminal, too: its owner has to act
   const std::lock_guard lock(mutex_);
   membership_ = {.node_id = reply->node_id,
                  .model_name = reply->model_name,
+                 .warning = reply->warning,
                  .catalog = std::move(catalog),
                  .poll = seconds(std::clamp<std::uint32_t>(reply->poll_seconds, 1, 120)),
                  .generation = membership_.generation + 1};
@@ -239,7 +242,8 @@ std::string WorkerImpl::State() {
   if (rejoin_) return "joining";
   const auto loading = loader_.status();
   if (!loading.settled && loading.slices_wanted == 0) return "joining";  // no orders yet
-  return loading.settled ? "ready" : "downloading";
+  if (loading.settled) return loading.slices_wanted == 0 ? "idle" : "ready";
+  return "downloading";
 }
 
 void WorkerImpl::SendReport(const std::string& state) {
@@ -258,7 +262,7 @@ void WorkerImpl::SendReport(const std::string& state) {
                                               .dispatches = counters.dispatches,
                                               .busy_us = counters.busy_us,
                                               .state = state,
-                                              .error = loading.error});
+                                              .error = loading.error.substr(0, kMaxErrorBytes)});
   if (!sent) {
     Follow(sent.error(), "our report");
     return;
@@ -279,6 +283,7 @@ void WorkerImpl::ShowProgress(const std::string& state) {
     progress.model = membership_.model_name;
     progress.node_id = membership_.node_id;
     progress.error = !control_error_.empty() ? control_error_ : !refusal_.empty() ? refusal_ : loading.error;
+    if (progress.error.empty()) progress.error = membership_.warning;
   }
   progress.downloaded_bytes = loading.downloaded_bytes;
   progress.wanted_bytes = loading.wanted_bytes;

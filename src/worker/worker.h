@@ -27,9 +27,9 @@ struct WorkerOptions {
 
 // What a progress bar shows. Called a few times a second from the worker's control thread.
 struct WorkerProgress {
-  std::string state;                   // "joining" | "downloading" | "ready" | "reconnecting" | "leaving"
-  std::string model, node_id;          // once joined
-  std::string error;                   // what is wrong at the moment; "": nothing
+  std::string state;           // "joining", "downloading", "ready", "idle": nothing to hold, "reconnecting", "leaving"
+  std::string model, node_id;  // once joined
+  std::string error;           // what is wrong at the moment; "": nothing
   std::uint64_t downloaded_bytes = 0;  // since the start
   std::uint64_t wanted_bytes = 0;      // still to download
   std::uint64_t slices_ready = 0, slices_wanted = 0;

@@ -28,7 +28,7 @@ WITHOUT_EXPERT_LAYERS = {"ernie4_5", "paddleocr", "refact"}
 def n_experts_of(model):
     """0 for a dense model (some files are named -moe all the same)."""
     done = run([BIN / "linkcpp", "manifest", "-m", model, "--json"], check=False)
-    if done.returncode == 1 and "is a dense model" in done.stdout:
+    if done.returncode == 2 and "is a dense model" in done.stdout:
         return 0
     assert done.returncode == 0, done.stdout
     return json.loads(done.stdout)["layers"][0]["experts"]

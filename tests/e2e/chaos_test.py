@@ -79,9 +79,10 @@ def main():
                 workers[name].kill()
                 killed += 1
                 workers[name] = add(name, halves[name])
-                # The other holder must not die before this one serves again: linked, and its holdings told.
+                # The other holder must not die before this one serves again: linked, its holdings told, and examined
+                # layer by layer (docs/admission.md), which took up to a quarter of a second on a busy machine.
                 swarm.wait(lambda: connections() > before, 30, "the worker to be back")
-                time.sleep(0.1)
+                time.sleep(0.5)
         finally:
             stop.set()
             asker.join()

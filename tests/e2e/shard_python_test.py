@@ -149,7 +149,7 @@ class Cutting(ShardTest):
         for name in theirs:
             self.assertEqual(ours[name][0].data.tobytes(), theirs[name][0].data.tobytes(), name)
         os.remove(splits[2])
-        self.assertIn(f"split 3 of {len(splits)}", self.cut(splits[0], "all", "0", status=1))
+        self.assertIn(f"split 3 of {len(splits)}", self.cut(splits[0], "all", "0", status=2))
 
     def test_other_architectures(self):
         for arch, kinds, experts in [("gpt-oss", {"weight", "bias", "scale", "input_scale"}, [1]),
@@ -203,13 +203,13 @@ class BadInput(ShardTest):
     def test_a_dense_model(self):
         self.toy("llama")
         for command in (["shard", "-o", self.folder / "x.gguf"], ["manifest"]):
-            said = run(LINKCPP, *command, "-m", self.folder / "llama-dense.gguf", status=1)
+            said = run(LINKCPP, *command, "-m", self.folder / "llama-dense.gguf", status=2)
             self.assertIn("llama-dense.gguf is a dense model: it has no routed experts", said)
 
     def test_a_truncated_model(self):
         model = self.model()
         os.truncate(model, model.stat().st_size - 1000)
-        self.assertIn("past the end of the file", self.cut(model, "0", "0", status=1))
+        self.assertIn("past the end of the file", self.cut(model, "0", "0", status=2))
 
     def test_the_model_is_never_overwritten(self):
         model = self.model()

@@ -85,7 +85,7 @@ class Swarm:
     """A coordinator for one model, and workers. Use as a context manager."""
 
     def __init__(self, model, backbone=False, serve_args=(), host_args=(), env=None, folder=None, local="deny",
-                 listen="127.0.0.1"):
+                 listen="127.0.0.1", program=BIN / "linkcpp"):
         self.model = pathlib.Path(model)
         self.backbone = backbone
         self.serve_args = list(serve_args)
@@ -95,6 +95,7 @@ class Swarm:
         self.folder = pathlib.Path(folder or tempfile.mkdtemp(prefix="linkcpp-test-"))
         self.local = local
         self.listen = listen
+        self.program = program
         self.workers = []
         self.n_workers = 0
         self.serve = None
@@ -112,7 +113,7 @@ class Swarm:
 
     def start(self, port=None):
         self.port = port or free_port()
-        argv = [BIN / "linkcpp", "serve", "-m", self.model, "--listen", f"{self.listen}:{self.port}",
+        argv = [self.program, "serve", "-m", self.model, "--listen", f"{self.listen}:{self.port}",
                 "--state", self.folder / "state", "--cache-dir", self.folder / "manifests", "--json", *self.serve_args]
         if self.backbone:
             self.api_port = free_port()
@@ -250,8 +251,9 @@ class HostAlone:
 
 
 def run(argv, env=None, timeout=600, check=True, **more):
+    more = {"stderr": subprocess.STDOUT, **more}
     done = subprocess.run([str(a) for a in argv], env=env or environment(), timeout=timeout, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, errors="replace", stdin=subprocess.DEVNULL, **more)
+                          text=True, errors="replace", stdin=subprocess.DEVNULL, **more)
     if check and done.returncode != 0:
         raise AssertionError(f"{argv[0]} ended with status {done.returncode}:\n{done.stdout[-3000:]}")
     return done

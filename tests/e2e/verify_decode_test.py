@@ -228,11 +228,11 @@ class VerifyDecode(unittest.TestCase):
     # ---- bad input, and ends
 
     def test_bad_input(self):
-        self.assertIn("none.gguf", self.verify("-m", self.folder / "none.gguf", status=1))
-        self.assertIn("dense model", self.verify("-m", self.models / "llama-dense.gguf", status=1))
+        self.assertIn("none.gguf", self.verify("-m", self.folder / "none.gguf", status=2))
+        self.assertIn("dense model", self.verify("-m", self.models / "llama-dense.gguf", status=2))
         short = self.folder / "short.gguf"
         short.write_bytes(AUSTEN.read_bytes()[:100_000])
-        self.assertIn("short.gguf", self.verify("-m", short, status=1))
+        self.assertIn("short.gguf", self.verify("-m", short, status=2))
         self.assertIn("context of 2048", self.verify("-m", AUSTEN, "--tokens", "2049", status=1))
         self.assertIn("context of 2048", self.verify("-m", AUSTEN, "--prompt-file", AUSTEN_TEXT, status=1))
         self.assertIn("cannot read", self.verify("-m", AUSTEN, "--prompt-file", self.folder / "none.txt", status=1))

@@ -244,7 +244,7 @@ class WrongInput(unittest.TestCase):
             struct.pack_into("<Q", data, at, 224)
             with open(file.name, "wb") as out:
                 out.write(data)
-            self.refused(["matrix", "-m", file.name], "blk.0.ffn_gate_exps.weight", "224", "256")
+            self.refused(["matrix", "-m", file.name], "blk.0.ffn_gate_exps.weight", "224", "256", status=2)
 
     def test_a_backend_of_another_ggml(self):
         self.refused(["verify", "expert", "-m", MODEL, "--backend", OTHER_VERSION], OTHER_VERSION,
@@ -278,8 +278,8 @@ class WrongInput(unittest.TestCase):
     def test_names_that_do_not_exist(self):
         self.refused(["matrix", "--backends", "tpu"], '"tpu"', "avx2")
         self.refused(["verify", "expert", "-m", MODEL, "--device", "tpu"], '"tpu"', "CPU")
-        self.refused(["matrix", "-m", "/no/such/model"], "/no/such/model")
-        self.refused(["matrix", "-m", __file__], __file__)
+        self.refused(["matrix", "-m", "/no/such/model"], "/no/such/model", status=2)
+        self.refused(["matrix", "-m", __file__], __file__, status=2)
         self.refused(["matrix", "-m", MODEL, "--layer", "9"], "layer 9", "0, 1, 2, 3")
         self.refused(["matrix", "-m", MODEL, "--experts", "3:40"], "16")
         self.refused(["matrix", "-m", MODEL, "--rows-from", "/no/such/rows"], "/no/such/rows")

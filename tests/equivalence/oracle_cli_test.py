@@ -38,7 +38,7 @@ class Architectures(unittest.TestCase):
                 with self.subTest(arch=arch, file=os.path.basename(path)):
                     if not layers:
                         status, _, error = linkcpp("verify", "expert", "-m", path)
-                        self.assertEqual((status, "dense model" in error), (1, True), error)
+                        self.assertEqual((status, "dense model" in error), (2, True), error)
                         continue
                     n_moe += 1
                     common = ["-m", path, "--layer", str(layers[0]), "--json"]
@@ -101,7 +101,7 @@ class WrongInput(unittest.TestCase):
         self.refused([*verify, "--rows", "0"], "--rows", status=2)
         self.refused(["verify", "expert"], "--model", status=2)
         self.refused(["oracle"], "MODEL", status=2)
-        self.refused(["oracle", "-m", "/no/such/model"], "/no/such/model")
+        self.refused(["oracle", "-m", "/no/such/model"], "/no/such/model", status=2)
         self.refused(["oracle", "-m", MODEL, "--shards", "0"], "--shards", status=2)
 
 

@@ -14,6 +14,7 @@
 
 #include "net/tcp.h"
 #include "swarm/backbone_session.h"
+#include "swarm/fit_report.h"
 #include "swarm/test_worker.h"
 #include "wire/messages.h"
 #include "wire/ticket.h"
@@ -68,6 +69,7 @@ class FakeCoordinator {
   std::set<std::string> known;
   std::vector<AttachRequest> attached;
   int reports = 0;
+  BackboneOrders orders;  // the answer to reports
   std::vector<std::string> detached;
   std::string only_answer;  // to an attach, with status `only_status`, when set
   int only_status = 0;
@@ -112,7 +114,7 @@ class FakeCoordinator {
         return;
       }
       ++reports;
-      response.set_content("{}", "application/json");
+      response.set_content(ToJson(orders), "application/json");
     });
     server_->Delete("/api/backbones/:id", [this](const httplib::Request& request, httplib::Response&) {
       std::lock_guard lock(mutex);
@@ -267,6 +269,55 @@ TEST_F(SessionTest, AWorkerWithATicketIsLetIn) {
   again.Say(Hello("n1"));
   again.Say(HoldingsMessage{{{0, "0:2"}}});
   EXPECT_TRUE(Soon([&] { return worker.closed() && swarm->CoveredSlices() == 2; }));
+}
+
+TEST_F(SessionTest, WhomTheCoordinatorExpelsIsCutOffAndNotTakenAgain) {
+  ASSERT_TRUE(Attach().has_value());
+  Caller revoked(*net, address), other(*net, address);
+  revoked.Say(Hello("n1"));
+  revoked.Say(HoldingsMessage{{{0, "0:4"}}});
+  other.Say(Hello("n2"));
+  other.Say(HoldingsMessage{{{0, "4"}}});
+  ASSERT_TRUE(Soon([&] { return swarm->CoveredSlices() == 5; }));
+  {
+    std::lock_guard lock(coordinator.mutex);
+    coordinator.orders.expel = {{"n1", "its token was revoked"}, {"n7", "never seen here"}};
+  }
+  EXPECT_TRUE(Soon([&] { return revoked.closed(); }));
+  ASSERT_TRUE(revoked.Told<FaultMessage>().has_value());
+  EXPECT_THAT(revoked.Told<FaultMessage>()->text, HasSubstr("its token was revoked"));
+  EXPECT_EQ(swarm->CoveredSlices(), 1u);
+  EXPECT_FALSE(other.closed());
+  Caller again(*net, address);  // its ticket is still good
+  again.Say(Hello("n1"));
+  EXPECT_TRUE(Soon([&] { return again.closed(); }));
+}
+
+TEST(FitReport, WhatIsLeastMissedGoesFirst) {
+  BackboneReport report;
+  report.pairs = 77;
+  for (int i = 0; i < 100; ++i) {
+    report.links.push_back({.node_id = std::to_string(i), .connected = i < 50});
+    report.checks.push_back({.node_id = std::to_string(i), .state = "admitted", .refusal = std::string(1000, 'r')});
+  }
+  for (std::uint16_t layer = 0; layer < 64; ++layer) report.heat.push_back({layer, std::vector<std::uint64_t>(256, 9)});
+  const auto fit = [&](std::size_t bytes) {
+    FittedReport fitted = FitReport(report, bytes);
+    EXPECT_LE(fitted.json.size(), bytes);
+    return std::pair(FromJson<BackboneReport>(fitted.json).value(), fitted.dropped);
+  };
+  EXPECT_EQ(FitReport(report).dropped, "");
+  EXPECT_EQ(FitReport(report).json, ToJson(report));
+  const auto [shorter, texts] = fit(150'000);
+  EXPECT_EQ(texts, "long texts");
+  EXPECT_EQ(shorter.checks.at(0).refusal.size(), 200u);
+  EXPECT_EQ(shorter.heat.size(), 64u);
+  const auto [cold, heat] = fit(80'000);
+  EXPECT_EQ(heat, "long texts, heat");
+  EXPECT_EQ(cold.links.size(), 100u);
+  const auto [bare, all] = fit(1000);
+  EXPECT_EQ(all, "long texts, heat, nodes that left, checks, links");
+  EXPECT_EQ(bare.pairs, 77u);
 }
 
 TEST_F(SessionTest, WhoeverHasNoProperHelloIsToldWhy) {
