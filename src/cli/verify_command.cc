@@ -185,11 +185,8 @@ Result<std::unique_ptr<ExpertComputer>> ComputerFor(const Options& options, cons
   }
   WorkerProbeOptions probe;
   ASSIGN_OR_RETURN(probe.coordinator, VisitorEndpoint(options.swarm, options.token_file));
-  probe.node = options.node;
   probe.data_listen = options.data_listen;
-  probe.layer = LayerId(static_cast<std::uint16_t>(options.layer));
-  probe.experts = experts;
-  return ComputeOnWorker(model, plan, probe, log);
+  return ComputeOnWorker(model, plan, probe, options.node, experts, log);
 }
 
 Result<JsonReport> Run(const Options& options, LogSink& log) {
