@@ -21,6 +21,11 @@ void ReportFault(CommandContext& context, const Fault& fault, bool json) {
   }
 }
 
+void ReportWrongUsage(CommandContext& context, const Fault& fault, bool json) {
+  ReportFault(context, fault, json);
+  context.status = 2;
+}
+
 namespace {
 
 int Main(int argc, char** argv) {

@@ -81,8 +81,7 @@ void Act(const Options& options, CommandContext& context) {
   const auto report_fault = [&](const Fault& fault, bool usage = false) {
     // Whatever failed first, a child or a file: it was because of that.
     if (!InterruptGuard::KeepGoing()) return ReportFault(context, {FaultCode::kGone, "interrupted"}, options.json);
-    ReportFault(context, fault, options.json);
-    if (usage) context.status = 2;
+    usage ? ReportWrongUsage(context, fault, options.json) : ReportFault(context, fault, options.json);
   };
   if (const auto fine = CheckMatrixOptions(options); !fine) return report_fault(fine.error(), true);
   const auto backends = MatrixBackends(options);

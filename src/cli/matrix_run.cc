@@ -1,13 +1,10 @@
 #include "cli/matrix_run.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <print>
 #include <thread>
@@ -17,6 +14,7 @@
 #include "cli/matrix_cases.h"
 #include "cli/matrix_swarm.h"
 #include "cli/swarm_view.h"
+#include "cli/user_files.h"
 #include "coordinator/plain_text.h"
 #include "gguf/shard.h"
 #include "matrix/judge_group.h"
@@ -242,25 +240,6 @@ void Say(const MatrixOptions& options, std::format_string<Args...> format, Args&
 }
 
 // ---- before anything is computed
-
-// Leaves the file system as it was.
-Result<void> CanBeWritten(const std::string& path) {
-  std::error_code error;
-  const bool was_there = fs::exists(fs::symlink_status(path, error));
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
-  if (fd < 0 && errno == ENXIO) return {};  // a pipe whose reader has not come yet
-  if (fd < 0) return Fail(FaultCode::kLocal, "{} cannot be written: {}", path, std::strerror(errno));
-  ::close(fd);
-  if (!was_there) fs::remove(path, error);
-  return {};
-}
-
-Result<void> CanBeRead(const std::string& path) {
-  std::error_code error;
-  if (fs::is_directory(path, error)) return Fail(FaultCode::kLocal, "{} is a folder", path);
-  if (::access(path.c_str(), R_OK) != 0) return Fail(FaultCode::kLocal, "{}: {}", path, std::strerror(errno));
-  return {};
-}
 
 Result<void> CheckAdded(const std::vector<std::string>& added) {
   for (const std::string& one : added) {

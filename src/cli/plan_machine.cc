@@ -14,6 +14,7 @@
 #include "cli/plan_calibrate.h"
 #include "cli/swarm_nodes.h"
 #include "kernel/device.h"
+#include "kernel/openmp_spin.h"
 #include "planner/memory.h"
 #include "planner/plan.h"
 #include "worker/byte_size.h"
@@ -128,7 +129,7 @@ Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<
 
 Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, const ModelSizes& sizes,
                             std::vector<std::string>& assumptions) {
-  if (!wish.ram_rate) BoundOpenMpSpin();
+  if (!wish.ram_rate) RestartWithOpenMpSpin();
   Machine machine;
   RETURN_IF_FAULT(ReadDevices(wish, machine, assumptions));
   machine.ram_bytes = AvailableMemory();

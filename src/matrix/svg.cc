@@ -130,8 +130,9 @@ std::string MatrixSvg(const MatrixReport& report) {
     for (const OracleCell& cell : group.oracle) {
       if (!cell.fault.empty() || cell.by_row.pairs == group.pairs) continue;
       y += kLine;
-      body += Text(kMargin, y, "m",
-                   std::format("{}: {} of the pairs, whose experts it holds", NameOf(report, cell.backend), cell.by_row.pairs));
+      body += Text(
+          kMargin, y, "m",
+          std::format("{}: {} of the pairs, whose experts it holds", NameOf(report, cell.backend), cell.by_row.pairs));
     }
     y += kLine;
   }
@@ -140,8 +141,9 @@ std::string MatrixSvg(const MatrixReport& report) {
       Text(kMargin, y, "m",
            "Coloured: cosine over all pairs, = the same bits; diagonal: the same backend, other order and batches.");
   y += kLine;
-  body += Text(kMargin, y, "m",
-               "NMSE, max|Δ|, share of bound (the largest |Δ| as a share of what is derived for it): against the oracle.");
+  body +=
+      Text(kMargin, y, "m",
+           "NMSE, max|Δ|, share of bound (the largest |Δ| as a share of what is derived for it): against the oracle.");
   for (const BackendReport& backend : report.backends) {
     if (backend.state != "ran") continue;
     y += kLine;
