@@ -57,21 +57,9 @@ Result<ExamPlan> PlanExam(const ModelFile& model, LayerId layer) {
   } else {
     exam.no_oracle = plan.error().text;
   }
-  exam.plan.layer = model.FindMoeLayer(layer);
-  if (exam.plan.layer == nullptr) return Fail(FaultCode::kRefused, "layer {} has no experts", layer.value);
-  ExpertParts parts;
-  for (const ExpertTensor& tensor : exam.plan.layer->tensors) {
-    const auto index = static_cast<std::size_t>(tensor.projection);
-    if (tensor.kind == SlabKind::kWeight) parts.weight[index] = true;
-    if (tensor.kind == SlabKind::kBias) parts.bias[index] = true;
-    if (tensor.kind == SlabKind::kScale) parts.scale[index] = true;
-  }
-  ASSIGN_OR_RETURN(exam.plan.recipe, RecipeFor(exam.plan.rules, parts));
-  const ExpertTensor* first = exam.plan.layer->Find(Projection::kUp, SlabKind::kWeight);
-  if (first == nullptr) first = exam.plan.layer->Find(Projection::kGateUp, SlabKind::kWeight);
-  exam.plan.n_in = static_cast<std::uint32_t>(first->tensor->ne[0]);
-  exam.plan.n_out =
-      static_cast<std::uint32_t>(exam.plan.layer->Find(Projection::kDown, SlabKind::kWeight)->tensor->ne[1]);
+  const MoeLayer* found = model.FindMoeLayer(layer);
+  if (found == nullptr) return Fail(FaultCode::kRefused, "layer {} has no experts", layer.value);
+  ASSIGN_OR_RETURN(exam.plan, PlanByRules(*found, exam.plan.rules));
   return exam;
 }
 

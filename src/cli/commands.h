@@ -17,7 +17,7 @@ struct CommandContext {
 
 // Prints "linkcpp: <text>" on standard error (a JSON object on standard output when `json`) and sets the status to 1.
 void ReportFault(CommandContext& context, const Fault& fault, bool json = false);
-// The same with status 2.
+// The same with status 2: the model or an option can not be used, and nothing was computed.
 void ReportUsage(CommandContext& context, const Fault& fault, bool json = false);
 
 void AddJoinCommand(CLI::App& app, CommandContext& context);

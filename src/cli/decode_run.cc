@@ -26,7 +26,7 @@ std::unexpected<Fault> Ended(const DecodeJob& job, const HostProcess& child, con
 }
 
 std::unexpected<Fault> Stopped() {
-  return Fail(FaultCode::kGone, "stopped");
+  return Fail(FaultCode::kGone, "interrupted");
 }
 
 Result<std::unique_ptr<HostProcess>> StartChild(const DecodeJob& job, std::vector<std::string> arguments) {

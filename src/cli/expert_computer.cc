@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/expert_bytes.h"
+#include "cli/swarm_view.h"
 
 namespace linkcpp {
 namespace {
@@ -42,21 +43,25 @@ class OnDevice final : public ExpertComputer {
 
 class OnWorker final : public ExpertComputer {
  public:
-  OnWorker(const LayerPlan& plan, std::unique_ptr<WorkerProbe> probe) : plan_(plan), probe_(std::move(probe)) {}
+  OnWorker(const LayerPlan& plan, std::unique_ptr<WorkerProbe> probe, NodeStatus node, ProbedWorker worker)
+      : plan_(plan), probe_(std::move(probe)), node_(std::move(node)), worker_(std::move(worker)) {}
 
   std::string name() const override {
-    const NodeStatus& node = probe_->node();
-    return std::format("worker {} ({}), {}", node.name, node.node_id, node.device);
+    return std::format("worker {} ({}), {}", node_.name, node_.node_id, node_.device);
   }
-  std::string kernel_class() const override { return probe_->node().kernel_class; }
-  bool is_gpu() const override { return !probe_->node().device.starts_with("CPU"); }
+  std::string kernel_class() const override { return worker_.kernel_class; }
+  bool is_gpu() const override { return worker_.is_gpu; }
   Result<void> Compute(std::uint16_t expert, std::span<const float> x, std::span<float> y) override {
-    return probe_->Compute(plan_.recipe, expert, x, plan_.n_in, y, plan_.n_out);
+    std::vector<Pair> pairs;
+    for (std::uint32_t row = 0; row < x.size() / plan_.n_in; ++row) pairs.push_back({row, ExpertId(expert)});
+    return probe_->Compute(worker_, plan_.layer->layer, plan_.recipe, x, plan_.n_in, pairs, y, plan_.n_out);
   }
 
  private:
   const LayerPlan& plan_;
   const std::unique_ptr<WorkerProbe> probe_;
+  const NodeStatus node_;
+  const ProbedWorker worker_;
 };
 
 }  // namespace
@@ -68,9 +73,21 @@ Result<std::unique_ptr<ExpertComputer>> ComputeOnDevice(const ModelFile& model, 
 }
 
 Result<std::unique_ptr<ExpertComputer>> ComputeOnWorker(const ModelFile& model, const LayerPlan& plan,
-                                                        const WorkerProbeOptions& options, LogSink& log) {
+                                                        const WorkerProbeOptions& options, const std::string& node,
+                                                        const std::vector<std::uint16_t>& experts, LogSink& log) {
+  const LayerId layer = plan.layer->layer;
+  SwarmView view(options.coordinator);
+  ASSIGN_OR_RETURN(const StatusReply status, view.Status());
+  RETURN_IF_FAULT(view.RequireModel(model));
+  ASSIGN_OR_RETURN(NodeStatus chosen, ChooseNode(status, node, layer, experts));
   ASSIGN_OR_RETURN(auto probe, WorkerProbe::Attach(options, model, log));
-  return std::make_unique<OnWorker>(plan, std::move(probe));
+  ASSIGN_OR_RETURN(ProbedWorker worker, probe->Await(chosen));
+  for (const std::uint16_t expert : experts) {
+    if (worker.Holds(layer, ExpertId(expert))) continue;
+    return Fail(FaultCode::kRefused, "worker {} does not hold expert {} of layer {}; there it holds {}", chosen.name,
+                expert, layer.value, HeldText(chosen, layer));
+  }
+  return std::make_unique<OnWorker>(plan, std::move(probe), std::move(chosen), std::move(worker));
 }
 
 }  // namespace linkcpp

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "cli/worker_probe.h"
@@ -26,7 +27,11 @@ class ExpertComputer {
 // `model` and `plan` must outlive it; a device holds one expert at a time.
 Result<std::unique_ptr<ExpertComputer>> ComputeOnDevice(const ModelFile& model, const LayerPlan& plan,
                                                         const DeviceOptions& options, LogSink& log);
+
+// On the worker that `node` means (ChooseNode), which must hold all of `experts`. kRefused: as ChooseNode, or it does
+// not hold one. kRefused, kGone: as WorkerProbe::Attach and Await.
 Result<std::unique_ptr<ExpertComputer>> ComputeOnWorker(const ModelFile& model, const LayerPlan& plan,
-                                                        const WorkerProbeOptions& options, LogSink& log);
+                                                        const WorkerProbeOptions& options, const std::string& node,
+                                                        const std::vector<std::uint16_t>& experts, LogSink& log);
 
 }  // namespace linkcpp

@@ -24,6 +24,7 @@ Result<std::vector<std::vector<float>>> DecodedRows(const ModelFile& model, cons
                              {{"GGML_BACKEND_PATH", ""}, {"GOMP_SPINCOUNT", "1000"}},
                              kCaptureTimeoutS};
   const auto done = RunChild(command, keep_going);
+  if (!keep_going()) return Fail(FaultCode::kGone, "interrupted");  // a Ctrl-C ends the child too
   if (!done.has_value()) {
     return Fail(FaultCode::kLocal,
                 "{}: rows of real decoding are taken by capture_rows, which is built with the tests; --rows-from "
@@ -127,7 +128,19 @@ Result<void> AddLayer(MatrixInput& input, MatrixGroup& group, TypeNames& types, 
   for (const auto& choices : chosen) {
     for (const Choice& choice : choices) touched.insert(choice.expert);
   }
+  std::vector<std::uint32_t> besides;  // every row through these too, outside the router's sums
+  for (const HeldExperts& holder : options.holders) {
+    const auto held = holder.find(static_cast<std::uint16_t>(layer));
+    if (!routed || held == holder.end() || held->second.empty()) continue;
+    const bool has_some = std::ranges::any_of(held->second, [&](std::uint16_t e) { return touched.contains(e); });
+    if (has_some || held->second.front() >= plan.layer->n_experts) continue;
+    besides.push_back(held->second.front());
+    touched.insert(besides.back());
+  }
   const std::vector<std::uint32_t> experts(touched.begin(), touched.end());
+  const auto slot_of = [&experts](std::uint32_t expert) {
+    return static_cast<std::uint32_t>(std::ranges::lower_bound(experts, expert) - experts.begin());
+  };
 
   MatrixTask task{.recipe = plan.recipe,
                   .shape = {},
@@ -137,20 +150,25 @@ Result<void> AddLayer(MatrixInput& input, MatrixGroup& group, TypeNames& types, 
                   .rows = {},
                   .pairs = {},
                   .passages = {}};
-  JudgedTask judged{.task = static_cast<std::uint32_t>(input.job.tasks.size()), .experts = {}, .sums = {}};
+  JudgedTask judged{.task = static_cast<std::uint32_t>(input.job.tasks.size()),
+                    .layer = plan.layer->layer,
+                    .names = {},
+                    .experts = {},
+                    .sums = {}};
   for (const std::uint32_t expert : experts) {
     ASSIGN_OR_RETURN(ExpertBytes bytes, LoadExpertBytes(model, plan, expert));
     task.shape = bytes.shape;
     task.slots.push_back(std::move(bytes.parts));
+    judged.names.emplace_back(static_cast<std::uint16_t>(expert));
     ASSIGN_OR_RETURN(judged.experts.emplace_back(), LoadOracleExpert(model, plan, expert));
   }
   for (std::uint32_t r = 0; r < rows.size(); ++r) {
     task.rows.insert(task.rows.end(), rows[r].begin(), rows[r].end());
     for (const Choice& choice : chosen[r]) {
-      const auto slot = static_cast<std::uint32_t>(std::ranges::lower_bound(experts, choice.expert) - experts.begin());
       if (routed) judged.sums.push_back({r, static_cast<std::uint32_t>(task.pairs.size()), choice.weight});
-      task.pairs.push_back({r, slot});
+      task.pairs.push_back({r, slot_of(choice.expert)});
     }
+    for (const std::uint32_t expert : besides) task.pairs.push_back({r, slot_of(expert)});
   }
   task.passages[kByRow] = ByRow(task.pairs);
   task.passages[kShuffled] = Shuffled(task.pairs, task.slots.size(), options.seed + layer);
@@ -162,18 +180,69 @@ Result<void> AddLayer(MatrixInput& input, MatrixGroup& group, TypeNames& types, 
   return {};
 }
 
+// What tells layers apart for a kernel: the types of their projections.
+std::string TypeMix(const MoeLayer& layer) {
+  std::string mix;
+  for (const ExpertTensor& tensor : layer.tensors) {
+    if (tensor.kind != SlabKind::kWeight) continue;
+    mix += std::format("{}:{} ", static_cast<int>(tensor.projection), tensor.tensor->type);
+  }
+  return mix;
+}
+
 }  // namespace
+
+std::vector<std::uint32_t> LayersFor(const ModelFile& model, const std::vector<HeldExperts>& holders) {
+  std::set<std::pair<std::size_t, std::string>> wanted;  // (holder, mix) that no chosen layer has yet
+  const bool nobody = std::ranges::all_of(holders, &HeldExperts::empty);
+  const auto in_layer = [&](const MoeLayer& layer) {
+    std::set<std::pair<std::size_t, std::string>> there;
+    if (nobody) there.emplace(0, TypeMix(layer));
+    for (std::size_t h = 0; h < holders.size(); ++h) {
+      const auto held = holders[h].find(layer.layer.value);
+      if (held != holders[h].end() && !held->second.empty()) there.emplace(h, TypeMix(layer));
+    }
+    return there;
+  };
+  std::vector<std::uint32_t> all, chosen;
+  for (const MoeLayer& layer : model.moe_layers()) {
+    all.push_back(layer.layer.value);
+    wanted.merge(in_layer(layer));
+  }
+  if (holders.empty()) return all;
+  while (!wanted.empty()) {
+    std::size_t most = 0;
+    const MoeLayer* best = nullptr;
+    for (const MoeLayer& layer : model.moe_layers()) {
+      const auto there = in_layer(layer);
+      const auto n = static_cast<std::size_t>(
+          std::ranges::count_if(there, [&](const auto& want) { return wanted.contains(want); }));
+      if (n > most) {
+        most = n;
+        best = &layer;
+      }
+    }
+    for (const auto& met : in_layer(*best)) wanted.erase(met);
+    chosen.push_back(best->layer.value);
+  }
+  std::ranges::sort(chosen);
+  return chosen;
+}
 
 Result<void> AddModel(MatrixInput& input, const std::string& name, const ModelFile& model, const CaseOptions& options,
                       const std::function<bool()>& keep_going) {
   std::vector<std::uint32_t> layers = options.layers;
   if (layers.empty()) {
     RETURN_IF_FAULT(model.RequireExperts());
-    for (const MoeLayer& layer : model.moe_layers()) layers.push_back(layer.layer.value);
+    layers = LayersFor(model, options.holders);
   }
   MatrixGroup group{.name = name, .types = {}, .rows = RowsText(options), .tasks = {}};
   if (layers.size() == 1) {
     group.name += std::format(", layer {}", layers[0]);
+  } else if (!options.holders.empty()) {
+    std::string numbers;
+    for (const std::uint32_t layer : layers) numbers += std::format("{}{}", numbers.empty() ? "" : ", ", layer);
+    group.name += std::format(", layers {}", numbers);
   } else {
     group.name += std::format(", {} layers", layers.size());
   }

@@ -64,12 +64,25 @@ struct JsonReport {
   std::vector<JsonRow> rows;  // with --values only
 };
 
-Result<JsonReport> Run(const Options& options) {
-  ASSIGN_OR_RETURN(const ModelFile model, ModelFile::Open(options.model));
-  ASSIGN_OR_RETURN(const LayerPlan plan, PlanLayer(model, options.layer));
-  ASSIGN_OR_RETURN(const Router router, LoadRouter(model, plan));
+// What the options mean.
+struct Case {
+  ModelFile model;
+  LayerPlan plan;
+  Router router;
+  std::vector<std::vector<float>> inputs;
+};
+
+Result<Case> Read(const Options& options) {
+  ASSIGN_OR_RETURN(ModelFile model, ModelFile::Open(options.model));
+  ASSIGN_OR_RETURN(LayerPlan plan, PlanLayer(model, options.layer));
+  ASSIGN_OR_RETURN(Router router, LoadRouter(model, plan));
   const RowSource source = options.rows == "embeddings" ? RowSource::kEmbeddings : RowSource::kGaussian;
-  ASSIGN_OR_RETURN(const auto inputs, MakeRows(model, plan, source, options.n_tokens, options.seed));
+  ASSIGN_OR_RETURN(auto inputs, MakeRows(model, plan, source, options.n_tokens, options.seed));
+  return Case{std::move(model), std::move(plan), std::move(router), std::move(inputs)};
+}
+
+Result<JsonReport> Run(const Options& options, const Case& given) {
+  const auto& [model, plan, router, inputs] = given;
 
   std::vector<RoutedRow> rows;
   for (const auto& input : inputs) {
@@ -77,7 +90,9 @@ Result<JsonReport> Run(const Options& options) {
     ASSIGN_OR_RETURN(row.choices, Route(router, row.x));
     rows.push_back(std::move(row));
   }
-  const ExpertSource load = [&](std::uint32_t expert) { return LoadOracleExpert(model, plan, expert); };
+  const ExpertSource load = [&given](std::uint32_t expert) {
+    return LoadOracleExpert(given.model, given.plan, expert);
+  };
   const bool weigh_input = router.rule.weigh_input;
   const Split all = EvenSplit(plan.layer->n_experts, 1);
   ASSIGN_OR_RETURN(const auto whole, RunLayer(plan.recipe, load, rows, weigh_input, all[0], plan.n_out));
@@ -130,8 +145,7 @@ void Print(const JsonReport& report) {
 }
 
 // Blocks on standard input to float32 on standard output: what tests compare with other implementations.
-Result<void> DequantiseStream(const std::string& type) {
-  ASSIGN_OR_RETURN(const WeightLayout layout, LayoutNamed(type));
+Result<void> DequantiseStream(const WeightLayout& layout) {
   const std::string in{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
   std::vector<float> out(in.size() / layout.block_bytes * layout.block_elements);
   RETURN_IF_FAULT(Dequantise(layout, std::as_bytes(std::span(in.data(), in.size())), out));
@@ -147,7 +161,9 @@ void AddOracleCommand(CLI::App& app, CommandContext& context) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("oracle", "compute a MoE layer in plain double loops, whole and in shards");
   command->footer(
-      "Exit status 0: every split agrees with the layer in one piece; 1: it does not, or something failed.\n"
+      "Exit status 0: every split agrees with the layer in one piece; 1: it does not, or something failed; 2: an "
+      "option\n"
+      "or the model can not be used.\n"
       "Example: linkcpp oracle -m assets/austen-moe-q4km.gguf --layer 0 --shards 2,4,16 --tokens 4");
   auto* model = command->add_option("-m,--model", options->model, "model file (GGUF; the first split of several)");
   command->add_option("--layer", options->layer, "which layer")->capture_default_str();
@@ -173,12 +189,15 @@ void AddOracleCommand(CLI::App& app, CommandContext& context) {
   dequantise->excludes(model);
   command->callback([options, &context, model, dequantise] {
     if (dequantise->count() > 0) {
-      if (const auto done = DequantiseStream(options->dequantise); !done.has_value())
-        ReportFault(context, done.error());
+      const auto layout = LayoutNamed(options->dequantise);
+      if (!layout.has_value()) return ReportUsage(context, layout.error());
+      if (const auto done = DequantiseStream(*layout); !done.has_value()) ReportFault(context, done.error());
       return;
     }
     if (model->count() == 0) throw CLI::RequiredError("linkcpp oracle: -m MODEL");
-    const auto report = Run(*options);
+    const auto given = Read(*options);
+    if (!given.has_value()) return ReportUsage(context, given.error(), options->json);
+    const auto report = Run(*options, *given);
     if (!report.has_value()) return ReportFault(context, report.error(), options->json);
     if (options->json) {
       std::println("{}", glz::write_json(*report).value_or("{}"));

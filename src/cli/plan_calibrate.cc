@@ -9,7 +9,6 @@
 #include <array>
 #include <chrono>
 #include <format>
-#include <fstream>
 #include <map>
 #include <thread>
 #include <tuple>
@@ -17,7 +16,6 @@
 #include "base/log.h"
 #include "kernel/calibrate.h"
 #include "kernel/device.h"
-#include "kernel/openmp_spin.h"
 #include "planner/step_costs.h"
 #include "worker/byte_size.h"
 
@@ -138,17 +136,6 @@ LayerShape ShapeOf(const ModelSizes& sizes) {
 }
 
 }  // namespace
-
-void BoundOpenMpSpin() {
-  std::ifstream file("/proc/self/cmdline");
-  std::vector<std::string> words;
-  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
-  if (words.empty()) return;
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  RestartWithOpenMpSpin(argv.data());
-}
 
 Result<void> CalibrateMachine(const ModelFile& model, const ModelSizes& sizes, Machine& machine,
                               std::vector<std::string>& assumptions) {

@@ -11,10 +11,6 @@
 
 namespace linkcpp {
 
-// Restarts the program when the OpenMP runtime's spinning is unbounded (kernel/openmp_spin.h): call it before anything
-// is printed or other threads run.
-void BoundOpenMpSpin();
-
 // Fills in what of `machine` says how fast the CPU computes (dense_gbs, expert_gbs, step_, graph_, wake_seconds, and
 // read_gbs of nodes here that have none), and says so in `assumptions`. kLocal: ggml has no CPU device, or it failed.
 Result<void> CalibrateMachine(const ModelFile& model, const ModelSizes& sizes, Machine& machine,

@@ -15,6 +15,7 @@
 #include "cli/plan_calibrate.h"
 #include "cli/swarm_nodes.h"
 #include "kernel/device.h"
+#include "kernel/openmp_spin.h"
 #include "planner/memory.h"
 #include "planner/plan.h"
 #include "planner/step_costs.h"
@@ -147,7 +148,7 @@ bool IsHere(std::string_view url) {
 
 Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, const ModelSizes& sizes,
                             std::vector<std::string>& assumptions) {
-  if (!wish.ram_rate) BoundOpenMpSpin();
+  if (!wish.ram_rate) RestartWithOpenMpSpin();
   Machine machine;
   RETURN_IF_FAULT(ReadDevices(wish, machine, assumptions));
   machine.ram_bytes = AvailableMemory();

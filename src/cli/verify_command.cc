@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/expert_computer.h"
 #include "cli/swarm_view.h"
+#include "cli/user_files.h"
 #include "gguf/shard.h"
 #include "oracle/bound.h"
 #include "reference/model_oracle.h"
@@ -34,6 +35,10 @@ struct Options {
   bool routed = false;
   bool json = false;
 };
+
+std::string DeviceName(const Options& options) {
+  return options.device.empty() ? "cpu" : options.device;
+}
 
 // ---- what --json prints
 
@@ -173,30 +178,50 @@ Result<std::vector<BoundedResult>> ReferencesFor(const LayerPlan& plan, const Or
   return out;
 }
 
+// What the options mean.
+struct Case {
+  ModelFile model;
+  LayerPlan plan;
+  std::vector<std::uint16_t> experts;
+  std::vector<std::vector<float>> rows;
+  std::vector<std::vector<std::vector<float>>> chosen;  // rows by expert
+};
+
+Result<Case> Read(const Options& options) {
+  ASSIGN_OR_RETURN(ModelFile model, ModelFile::Open(options.model));
+  ASSIGN_OR_RETURN(LayerPlan plan, PlanLayer(model, options.layer));
+  ASSIGN_OR_RETURN(auto experts, ParseRanges(options.experts, plan.layer->n_experts));
+  ASSIGN_OR_RETURN(auto rows, RowsFor(model, plan, options));
+  ASSIGN_OR_RETURN(auto chosen, ChosenRows(model, plan, rows, options.routed));
+  if (std::ranges::all_of(experts, [&](std::uint16_t expert) { return chosen[expert].empty(); })) {
+    return Fail(FaultCode::kRefused, "the router sends none of these rows to experts {}", options.experts);
+  }
+  if (!options.swarm.empty()) {
+    RETURN_IF_FAULT(VisitorEndpoint(options.swarm, options.token_file));
+  } else if (!options.backend_path.empty()) {
+    if (const auto can = CanBeRead(options.backend_path); !can) return Wrap(can.error(), "--backend");
+  } else {
+    RETURN_IF_FAULT(Device::Find(DeviceName(options)));
+  }
+  return Case{std::move(model), std::move(plan), std::move(experts), std::move(rows), std::move(chosen)};
+}
+
 Result<std::unique_ptr<ExpertComputer>> ComputerFor(const Options& options, const ModelFile& model,
                                                     const LayerPlan& plan, const std::vector<std::uint16_t>& experts,
                                                     LogSink& log) {
   if (options.swarm.empty()) {
-    return ComputeOnDevice(model, plan,
-                           {.name = options.device.empty() ? "cpu" : options.device,
-                            .n_threads = options.n_threads,
-                            .backend_path = options.backend_path},
-                           log);
+    return ComputeOnDevice(
+        model, plan,
+        {.name = DeviceName(options), .n_threads = options.n_threads, .backend_path = options.backend_path}, log);
   }
   WorkerProbeOptions probe;
   ASSIGN_OR_RETURN(probe.coordinator, VisitorEndpoint(options.swarm, options.token_file));
-  probe.node = options.node;
   probe.data_listen = options.data_listen;
-  probe.layer = LayerId(static_cast<std::uint16_t>(options.layer));
-  probe.experts = experts;
-  return ComputeOnWorker(model, plan, probe, log);
+  return ComputeOnWorker(model, plan, probe, options.node, experts, log);
 }
 
-Result<JsonReport> Run(const Options& options, LogSink& log) {
-  ASSIGN_OR_RETURN(const ModelFile model, ModelFile::Open(options.model));
-  ASSIGN_OR_RETURN(const LayerPlan plan, PlanLayer(model, options.layer));
-  ASSIGN_OR_RETURN(const auto experts, ParseRanges(options.experts, plan.layer->n_experts));
-  ASSIGN_OR_RETURN(const auto rows, RowsFor(model, plan, options));
+Result<JsonReport> Run(const Options& options, const Case& given, LogSink& log) {
+  const auto& [model, plan, experts, rows, chosen] = given;
   ASSIGN_OR_RETURN(const auto computer, ComputerFor(options, model, plan, experts, log));
   const int n_threads =
       options.n_threads > 0 ? options.n_threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -211,8 +236,6 @@ Result<JsonReport> Run(const Options& options, LogSink& log) {
                     .kernel_model = {},
                     .experts = {},
                     .all = {}};
-  ASSIGN_OR_RETURN(const auto chosen, ChosenRows(model, plan, rows, options.routed));
-
   const bool f16_weights = std::ranges::any_of(plan.layer->tensors, [](const ExpertTensor& tensor) {
     return tensor.tensor->type == static_cast<std::uint32_t>(WeightType::kF16);
   });
@@ -240,9 +263,6 @@ Result<JsonReport> Run(const Options& options, LogSink& log) {
       }
     }
   }
-  if (computed.empty()) {
-    return Fail(FaultCode::kRefused, "the router sends none of these rows to experts {}", options.experts);
-  }
   const std::size_t best = candidates.Best();
   report.kernel_model = candidates.models[best].name;
   report.all = candidates.all[best].Json();
@@ -253,7 +273,7 @@ Result<JsonReport> Run(const Options& options, LogSink& log) {
 
 void PrintLine(std::string_view name, const JsonMeasure& m) {
   std::println(
-      "{:>6} {:>6} {:>10.7f} {:>10.7f} {:>9.2e} {:>9.2e} {:>9.2e} {:>5} {:>7.3f} {:>7.4f} {:>9.2e} {:>7.3f}  {}", name,
+      "{:>6} {:>6} {:>10.7f} {:>10.7f} {:>9.2e} {:>9.2e} {:>9.2e} {:>5} {:>14.3f} {:>8.4f} {:>9.2e} {:>9.3f}  {}", name,
       m.pairs, m.cosine, m.worst_pair_cosine, m.nmse, m.explained_nmse, m.max_abs, m.allclose ? "yes" : "no",
       m.over_bound, m.over_worst, m.replayed_nmse, m.over_likely, m.inside ? "inside" : "OUTSIDE");
 }
@@ -261,8 +281,9 @@ void PrintLine(std::string_view name, const JsonMeasure& m) {
 void Print(const JsonReport& report) {
   std::println("{}, layer {}: {}; recipe {}", report.model, report.layer, report.types, report.recipe);
   std::println("kernel {} on {}; rows: {}", report.kernel_class, report.device, report.rows);
-  std::println("{:>6} {:>6} {:>10} {:>10} {:>9} {:>9} {:>9} {:>5} {:>7} {:>7} {:>9} {:>7}", "expert", "pairs", "cosine",
-               "worst pair", "NMSE", "explained", "max|Δ|", "1e-3", "/bound", "/worst", "replayed", "/likely");
+  std::println("{:>6} {:>6} {:>10} {:>10} {:>9} {:>9} {:>9} {:>5} {:>14} {:>8} {:>9} {:>9}", "expert", "pairs",
+               "cosine", "worst pair", "NMSE", "explained", "max|Δ|", "1e-3", "share of bound", "of worst", "replayed",
+               "of likely");
   for (const JsonExpert& expert : report.experts) PrintLine(std::to_string(expert.expert), expert.measure);
   PrintLine("all", report.all);
   if (report.all.inside) {
@@ -279,8 +300,14 @@ void AddVerifyExpert(CLI::App& verify, CommandContext& context) {
       "expert", "experts of one layer on a device or a worker, against the oracle and its bounds");
   command->footer(
       "explained: NMSE of what the row format does by itself; replayed: NMSE against the oracle fed with rows in that\n"
-      "format; 1e-3: allclose(1e-3). /bound, /worst, /likely: largest |Δ| as a share of its bound (docs/numerics.md).\n"
-      "Exit status 0: inside the bounds; 1: outside, or it could not be computed.\n"
+      "format; 1e-3: allclose(1e-3). share of bound: the largest |Δ| of an element as a share of the bound derived "
+      "for\n"
+      "it, 1 at most; of worst, of likely: the same of its worst case and of the narrow bound around a replay with "
+      "rows\n"
+      "in the kernel's format (docs/numerics.md).\n"
+      "Exit status 0: inside the bounds; 1: outside, or it could not be computed; 2: an option or the model can not "
+      "be\n"
+      "used.\n"
       "Example: linkcpp verify expert -m assets/austen-moe-q4km.gguf --layer 0 --experts 0:4 --rows 8\n"
       "         LINKCPP_TOKEN=… linkcpp verify expert -m MODEL --swarm http://127.0.0.1:8090 --node laptop");
   command->add_option("-m,--model", options->model, "model file (GGUF; the first split of several)")->required();
@@ -315,7 +342,9 @@ void AddVerifyExpert(CLI::App& verify, CommandContext& context) {
   command->add_flag("--json", options->json, "print a JSON object");
   command->callback([options, &context] {
     const auto log = MakeStderrLog("verify", LogLevel::kWarning);
-    const auto report = Run(*options, *log);
+    const auto given = Read(*options);
+    if (!given.has_value()) return ReportUsage(context, given.error(), options->json);
+    const auto report = Run(*options, *given, *log);
     if (!report.has_value()) return ReportFault(context, report.error(), options->json);
     if (options->json) {
       std::println("{}", glz::write_json(*report).value_or("{}"));

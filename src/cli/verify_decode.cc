@@ -9,41 +9,32 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "cli/beside.h"
+#include "cli/count_text.h"
 #include "cli/decode_run.h"
+#include "cli/decode_tokens.h"
+#include "cli/decode_verdict.h"
 #include "cli/local_swarm.h"
 #include "cli/logit_compare.h"
 #include "cli/progress.h"
 #include "cli/steps.h"
 #include "cli/swarm_view.h"
+#include "cli/user_files.h"
 #include "coordinator/host_process.h"
 #include "gguf/manifest.h"
 #include "gguf/model.h"
 #include "gguf/shard.h"
-#include "gguf/tensor_type.h"
 #include "kernel/device.h"
-#include "oracle/weight_type.h"
 
 namespace linkcpp {
 namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::uint32_t kDefaultTokens = 128;
-constexpr std::uint64_t kShakes = 3;  // draws of noise; the worst counts
 constexpr std::uint64_t kSpareDisk = 16u << 20;
 constexpr std::chrono::seconds kReportPatience{8};  // backbones report every second
-
-// What is decoded when the user has no text. Its content does not matter; that it is language does.
-constexpr std::string_view kText =
-    "The expert who lives across the river keeps one small part of the work and does it the same way every day. In the "
-    "morning a boy rows over with a letter; by noon the answer is on its way home. Nobody in the house could say which "
-    "of the neighbours had written which line, and nobody needed to, for the lines were the same whoever wrote them. "
-    "When the river rose and the boat could not cross, another neighbour took up the pen, and the book went on without "
-    "a word out of place. That was the whole of the bargain: be exact, or say that you can not. ";
 
 double Seconds(steady_clock::time_point since) {
   return std::chrono::duration<double>(steady_clock::now() - since).count();
@@ -53,36 +44,6 @@ std::optional<double> FiniteOnly(double value) {
   return std::isfinite(value) ? std::optional(value) : std::nullopt;
 }
 
-// Power of what turning a row into a format does to an expert's result, relative to the result's: from block sizes and
-// steps, docs/numerics.md "Why 8-bit rows cost 3e-4" (F16, BF16: from their bits, table 1 there).
-double RowFormatPower(RowFormat format) {
-  switch (format) {
-    case RowFormat::kF32: return 1e-12;
-    case RowFormat::kF16: return 2.0e-7;
-    case RowFormat::kBf16: return 9.4e-6;
-    case RowFormat::kQ8_0: return 1.4e-4;
-    case RowFormat::kQ8_1: return 1.5e-4;
-    case RowFormat::kQ8_K: return 3.4e-4;
-  }
-  return 3.4e-4;
-}
-// The coarsest row of a kernel that does not follow the weights' type: BF16, on a GPU.
-constexpr double kOtherRowPower = 9.4e-6;
-
-// Two right kernels differ most when their errors point opposite ways: (√a + √b)².
-Result<double> KernelDistance(const ModelFile& model) {
-  double power = 0;
-  for (const MoeLayer& layer : model.moe_layers()) {
-    for (const ExpertTensor& tensor : layer.tensors) {
-      if (tensor.kind != SlabKind::kWeight) continue;
-      ASSIGN_OR_RETURN(const WeightLayout layout, LayoutOf(tensor.tensor->type));
-      power = std::max(power, RowFormatPower(layout.cpu_rows));
-    }
-  }
-  const double other = std::max(power, kOtherRowPower);
-  return std::pow(std::sqrt(power) + std::sqrt(other), 2);
-}
-
 class Run {
  public:
   Run(const VerifyDecodeOptions& options, LogSink& log) : options_(options), log_(log), steps_("verify decode") {}
@@ -90,7 +51,8 @@ class Run {
   Result<VerifyDecodeReport> Do() {
     RETURN_IF_FAULT(LookAtThisMachine());
     ASSIGN_OR_RETURN(const ModelFile model, ModelFile::Open(options_.model));
-    RETURN_IF_FAULT(LookAtModel(model));
+    report_.model = model.name();
+    model_path_ = model.paths().front();  // libllama wants the first split
     if (options_.swarm.empty()) {
       ProgressBar bar("hashing " + model.name());
       const auto show = [&](std::uint64_t done, std::uint64_t total) { bar.Show(done, total); };
@@ -118,7 +80,8 @@ class Run {
     RETURN_IF_FAULT(WaitForCoverage());
     RETURN_IF_FAULT(WithWorkers());
     local_.reset();
-    RETURN_IF_FAULT(Judge(model));
+    RETURN_IF_FAULT(
+        JudgeDecode(model, [this](double noise, std::uint64_t seed) { return Shaken(noise, seed); }, report_));
     return std::move(report_);
   }
 
@@ -141,19 +104,6 @@ class Run {
     }
     ASSIGN_OR_RETURN(const auto device, Device::Open({.name = "cpu", .n_threads = 1}, log_));
     report_.host_kernel_class = device->kernel_class();
-    return {};
-  }
-
-  Result<void> LookAtModel(const ModelFile& model) {
-    RETURN_IF_FAULT(model.RequireExperts());
-    if (IsShard(model)) return Fail(FaultCode::kRefused, "{} is a shard, not a whole model", model.name());
-    report_.model = model.name();
-    model_path_ = model.paths().front();  // libllama wants the first split
-    context_ = model.ArchInteger("context_length").value_or(0);
-    if (context_ != 0 && options_.n_tokens > context_) {
-      return Fail(FaultCode::kRefused, "--tokens {}: {} has a context of {}", options_.n_tokens, model.name(),
-                  context_);
-    }
     return {};
   }
 
@@ -190,56 +140,17 @@ class Run {
 
   Result<void> MakeTokens(const ModelFile& model) {
     steps_.Begin("reading the model's vocabulary");
-    const std::uint32_t fallback =
-        static_cast<std::uint32_t>(context_ == 0 ? kDefaultTokens : std::min<std::uint64_t>(context_, kDefaultTokens));
-    const bool own_text = !options_.text && options_.prompt_file.empty();
-    std::string text = options_.text.value_or("");
-    report_.text = own_text ? "built-in" : options_.text ? "given" : options_.prompt_file;
-    if (!options_.prompt_file.empty()) {
-      std::ifstream file(options_.prompt_file, std::ios::binary);
-      std::error_code error;
-      if (!file || std::filesystem::is_directory(options_.prompt_file, error)) {
-        return Fail(FaultCode::kLocal, "cannot read {}", options_.prompt_file);
-      }
-      text.assign(std::istreambuf_iterator<char>(file), {});
-    }
-    std::size_t wanted = options_.n_tokens;
-    if (own_text) {
-      if (wanted == 0) wanted = fallback;
-      while (text.size() < wanted * 16) text += kText;
-    }
-    const std::string text_file = folder_ + "/text";
-    std::ofstream(text_file, std::ios::binary) << text;
-    ASSIGN_OR_RETURN(TokenList list, RunTokeniser(Job("tokens"), text_file, *signals_));
-    if (!list.has_text) {
-      if (!own_text) {
-        return Fail(FaultCode::kRefused,
-                    "{} has no tokeniser, so no text can be given: leave --text and --prompt-file out", model.name());
-      }
-      report_.text = "none: the model has no tokeniser; fixed ids";
-      list.ids.clear();
-      for (std::uint32_t i = 0; i < wanted; ++i) {
-        const std::uint32_t mixed = (i + 1) * 2654435761u;
-        list.ids.push_back(static_cast<std::int32_t>((mixed >> 8) % static_cast<std::uint32_t>(list.n_vocab)));
-      }
-    }
-    if (list.ids.empty()) return Fail(FaultCode::kRefused, "the text has no tokens: nothing to compare");
-    if (wanted != 0 && list.ids.size() > wanted) list.ids.resize(wanted);
-    if (context_ != 0 && list.ids.size() > context_) {
-      return Fail(FaultCode::kRefused, "the text has {} tokens and {} a context of {}: shorten it, or give --tokens",
-                  list.ids.size(), model.name(), context_);
-    }
-    std::ofstream out(folder_ + "/tokens");
-    for (const std::int32_t id : list.ids) out << id << '\n';
-    out.close();
-    if (!out) return Fail(FaultCode::kLocal, "cannot write to {}", folder_);
-    report_.tokens = list.ids.size();
-    report_.vocabulary = static_cast<std::uint64_t>(list.n_vocab);
+    ASSIGN_OR_RETURN(const ChosenTokens tokens, ChooseTokens(options_, model, Job("tokens"), *signals_));
+    report_.text = tokens.text;
+    report_.tokens = tokens.ids.size();
+    report_.vocabulary = tokens.n_vocab;
     report_.one_by_one = std::max<std::uint64_t>(1, report_.tokens / 4);
     report_.in_batches = report_.tokens - report_.one_by_one;
     report_.batch = options_.n_batch;
-    steps_.End(std::format("{} tokens", report_.tokens));
-    if (wanted > report_.tokens) log_.Warning("the text has {} tokens, fewer than {}", report_.tokens, wanted);
+    steps_.End(CountText(report_.tokens, "token"));
+    if (tokens.wanted > report_.tokens) {
+      log_.Warning("the text has {}, fewer than {}", CountText(report_.tokens, "token"), tokens.wanted);
+    }
     return {};
   }
 
@@ -321,11 +232,11 @@ class Run {
                       status.slices_covered, status.n_slices, errors);
         }
         if (!all) log_.Warning("workers hold {} of {} slices{}", status.slices_covered, status.n_slices, errors);
-        steps_.End(
-            std::format("{} of {} slices on {} workers", status.slices_covered, status.n_slices, status.nodes.size()));
+        steps_.End(std::format("{} of {} slices on {}", status.slices_covered, status.n_slices,
+                               CountText(status.nodes.size(), "worker")));
         return {};
       }
-      if (signals_->Wait(std::chrono::milliseconds(50))) return Fail(FaultCode::kGone, "stopped");
+      if (signals_->Wait(std::chrono::milliseconds(50))) return Fail(FaultCode::kGone, "interrupted");
     }
   }
 
@@ -426,89 +337,34 @@ class Run {
         std::ranges::sort(report_.workers, {}, &VerifyDecodeWorker::name);
         return {};
       }
-      if (signals_->Wait(std::chrono::milliseconds(50))) return Fail(FaultCode::kGone, "stopped");
+      if (signals_->Wait(std::chrono::milliseconds(50))) return Fail(FaultCode::kGone, "interrupted");
     }
     return Fail(FaultCode::kGone,
                 "the coordinator does not know how many pairs the workers computed: it has heard "
                 "nothing from libllama's plug-in; was the plug-in loaded?");
   }
 
-  // ---------------------------------------------------------------- the verdict
-
-  Result<void> Judge(const ModelFile& model) {
-    if (report_.pairs == 0) {
-      report_.verdict = "not-computed";
-      report_.why = "libllama asked for no experts of this model, so nothing of the workers was compared";
-      return {};
-    }
-    if (report_.pairs_by_workers == 0) {
-      report_.verdict = "not-computed";
-      report_.why =
-          std::format("workers computed none of the {} pairs: all were computed on this machine. {}", report_.pairs,
-                      report_.workers.empty() ? "No worker reached this machine's data port: --data-listen "
-                                                "names an address they can dial"
-                                              : "See `linkcpp status`");
-      return {};
-    }
-    if (report_.bit_identical) {
-      report_.verdict = "bit-identical";
-      report_.why = "every logit has the same bits as without workers";
-      return {};
-    }
-    const bool others =
-        std::ranges::any_of(report_.workers, [](const auto& w) { return w.pairs > 0 && !w.same_class; });
-    if (report_.not_finite > 0) {
-      report_.verdict = "outside-bound";
-      report_.why = std::format("{} logits are not finite", report_.not_finite);
-      return {};
-    }
-    if (!others) {
-      report_.verdict = "outside-bound";
-      report_.why =
-          "all workers are of this machine's own kernel class, so every bit should be the same: one of them "
-          "computes something else";
-      return {};
-    }
-    ASSIGN_OR_RETURN(report_.bound, MeasureBound(model));
-    const bool inside =
-        report_.nmse <= report_.bound->nmse && report_.kl_mean && *report_.kl_mean <= report_.bound->kl_mean;
-    report_.verdict = inside ? "inside-bound" : "outside-bound";
-    report_.why = inside
-                      ? "workers of another kernel class round differently; the logits are as near as right kernels are"
-                      : "the logits are further off than kernels that round differently explain: a worker computes "
-                        "something else";
-    return {};
-  }
-
-  // How far errors of two right kernels go until they are logits is the model's doing, so the model is asked: alone
-  // once more, with noise of just that power in every expert's result.
-  Result<VerifyDecodeBound> MeasureBound(const ModelFile& model) {
-    VerifyDecodeBound bound;
-    ASSIGN_OR_RETURN(bound.expert_noise, KernelDistance(model));
-    for (std::uint64_t seed = 1; seed <= kShakes; ++seed) {
-      steps_.Begin(std::format("the bound, {} of {}: libllama alone, experts shaken", seed, kShakes));
-      DecodeJob job = Job(std::format("shaken{}", seed));
-      job.noise = bound.expert_noise;
-      job.seed = seed;
-      Against against(AlonePath());
-      DecodeEvents events;
-      events.on_position = [&](std::uint32_t position, std::span<const float> logits) {
-        steps_.Show(Count(position + 1));
-        return against.Add(logits);
-      };
-      RETURN_IF_FAULT(RunDecoder(job, report_.tokens, events, *signals_));
-      bound.nmse = std::max(bound.nmse, against.comparison().Nmse());
-      bound.kl_mean = std::max(bound.kl_mean, against.comparison().KlMean());
-      steps_.End();
-    }
-    return bound;
+  // For the verdict.
+  Result<LogitComparison> Shaken(double noise, std::uint64_t seed) {
+    steps_.Begin(std::format("the bound, run {}: libllama alone, experts shaken", seed));
+    DecodeJob job = Job(std::format("shaken{}", seed));
+    job.noise = noise;
+    job.seed = seed;
+    Against against(AlonePath());
+    DecodeEvents events;
+    events.on_position = [&](std::uint32_t position, std::span<const float> logits) {
+      steps_.Show(Count(position + 1));
+      return against.Add(logits);
+    };
+    RETURN_IF_FAULT(RunDecoder(job, report_.tokens, events, *signals_));
+    steps_.End();
+    return against.comparison();
   }
 
   const VerifyDecodeOptions& options_;
   LogSink& log_;
   Steps steps_;
   VerifyDecodeReport report_;
-  std::uint64_t context_ = 0;
   int n_threads_ = 1;
   std::string program_, model_path_, folder_;
   std::optional<ScratchFolder> scratch_;  // outlives whoever writes there
@@ -520,6 +376,28 @@ class Run {
 };
 
 }  // namespace
+
+Result<void> CheckVerifyDecode(const VerifyDecodeOptions& options) {
+  ASSIGN_OR_RETURN(const ModelFile model, ModelFile::Open(options.model));
+  RETURN_IF_FAULT(model.RequireExperts());
+  if (IsShard(model)) return Fail(FaultCode::kRefused, "{} is a shard, not a whole model", model.name());
+  const std::uint64_t context = model.ArchInteger("context_length").value_or(0);
+  if (context != 0 && options.n_tokens > context) {
+    return Fail(FaultCode::kRefused, "--tokens {}: {} has a context of {}", options.n_tokens, model.name(), context);
+  }
+  if (options.text && options.text->empty()) {
+    return Fail(FaultCode::kRefused, "--text: no text has no tokens: nothing to compare");
+  }
+  if (!options.prompt_file.empty()) {
+    if (const auto can = CanBeRead(options.prompt_file); !can) return Wrap(can.error(), "--prompt-file");
+  }
+  if (!options.swarm.empty()) {
+    RETURN_IF_FAULT(VisitorEndpoint(options.swarm, options.token_file));
+  } else if (const auto device = Device::Find(options.worker_device); !device) {
+    return Wrap(device.error(), "--worker-device");
+  }
+  return {};
+}
 
 Result<VerifyDecodeReport> VerifyDecode(const VerifyDecodeOptions& options, LogSink& log) {
   return Run(options, log).Do();

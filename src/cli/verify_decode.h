@@ -62,8 +62,12 @@ struct VerifyDecodeReport {
   bool Good() const { return verdict == "bit-identical" || verdict == "inside-bound"; }
 };
 
-// kGone: stopped by a signal, or no coordinator. kRefused: a model, text, token or swarm that will not do. kLocal: this
-// machine. Everything started here has ended and every file is gone when it returns. Main thread, once.
+// Whether it is worth beginning: the model can be decoded with experts elsewhere, files, device and token are there. A
+// fault is the user's: wrong usage. Before there are other threads.
+Result<void> CheckVerifyDecode(const VerifyDecodeOptions& options);
+
+// kGone: interrupted by a signal, or no coordinator. kRefused: a model, text, token or swarm that will not do. kLocal:
+// this machine. Everything started here has ended and every file is gone when it returns. Main thread, once.
 Result<VerifyDecodeReport> VerifyDecode(const VerifyDecodeOptions& options, LogSink& log);
 
 }  // namespace linkcpp

@@ -5,6 +5,7 @@
 #include <print>
 
 #include "cli/commands.h"
+#include "cli/count_text.h"
 #include "cli/verify_decode.h"
 
 namespace linkcpp {
@@ -19,27 +20,29 @@ std::string Number(std::optional<double> value) {
 }
 
 void Print(const VerifyDecodeReport& r) {
-  std::println("model    {}: {} tokens ({} in batches of {}, {} one by one), {} logits each; text: {}", r.model,
-               r.tokens, r.in_batches, r.batch, r.one_by_one, r.vocabulary, r.text);
+  std::println("model    {}: {} ({} in batches of {}, {} one by one), {} each; text: {}", r.model,
+               CountText(r.tokens, "token"), r.in_batches, r.batch, r.one_by_one, CountText(r.vocabulary, "logit"),
+               r.text);
   std::println("host     {}", r.host_kernel_class);
   for (const VerifyDecodeWorker& w : r.workers) {
-    std::println("worker   {}: {} pairs, {}{}{}", w.name, w.pairs, w.device,
+    std::println("worker   {}: {}, {}{}{}", w.name, CountText(w.pairs, "pair"), w.device,
                  w.same_class ? ", the host's kernel class" : ", " + w.kernel_class,
-                 w.faults > 0 ? std::format(", {} faults", w.faults) : "");
+                 w.faults > 0 ? ", " + CountText(w.faults, "fault") : "");
   }
   std::println("pairs    {} by workers, {} on this machine{}", r.pairs_by_workers, r.pairs_local,
                r.pairs_asked_again > 0 ? std::format("; {} asked again", r.pairs_asked_again) : "");
   if (r.bit_identical) {
-    std::println("logits   bit-identical at all {} positions", r.tokens);
+    std::println("logits   bit-identical at {}{}", r.tokens == 1 ? "" : "all ", CountText(r.tokens, "position"));
   } else {
-    std::println("logits   differ at {} of {} positions, first at {}; max|Δ| {:.3g}{}", r.positions_differing, r.tokens,
-                 r.first_differing_position.value_or(0), r.max_abs,
+    std::println("logits   differ at {} of {}, first at {}; max|Δ| {:.3g}{}", r.positions_differing,
+                 CountText(r.tokens, "position"), r.first_differing_position.value_or(0), r.max_abs,
                  r.not_finite > 0 ? std::format("; {} NOT FINITE", r.not_finite) : "");
   }
   std::println("NMSE     {:.3g}{}", r.nmse, r.bound ? std::format(" (bound {:.3g})", r.bound->nmse) : "");
   std::println("KL       mean {}{}, max {}", Number(r.kl_mean),
                r.bound ? std::format(" (bound {:.3g})", r.bound->kl_mean) : "", Number(r.kl_max));
-  std::println("top-1    the same at {} of {} positions ({:.2f} %)", r.top1_agree, r.tokens, 100 * r.top1_agreement);
+  std::println("top-1    the same at {} of {} ({:.2f} %)", r.top1_agree, CountText(r.tokens, "position"),
+               100 * r.top1_agreement);
   std::println("time     {:.1f} s alone, {:.1f} s with workers", r.seconds_alone, r.seconds_with_workers);
   std::println("verdict  {}: {}", r.Good() ? r.verdict : "NOT VERIFIED (" + r.verdict + ")", r.why);
 }
@@ -55,7 +58,8 @@ void AddVerifyDecode(CLI::App& verify, CommandContext& context) {
       "comes.\n"
       "Workers of this machine's kernel class must give the same bits. Others must stay inside a bound: what libllama\n"
       "alone does when its experts are shaken by as much as right kernels may differ (docs/verify.md).\n"
-      "Exit status 0: bit-identical, or inside the bound; 1: not, or workers computed nothing, or it failed.\n"
+      "Exit status 0: bit-identical, or inside the bound; 1: not, or workers computed nothing, or it failed; 2: an\n"
+      "option or the model can not be used.\n"
       "Example: linkcpp verify decode -m assets/austen-moe-q4km.gguf\n"
       "         LINKCPP_TOKEN=… linkcpp verify decode -m MODEL.gguf --swarm http://127.0.0.1:8090");
   command->add_option("-m,--model", options->model, "model file (GGUF; the first split of several)")->required();
@@ -94,6 +98,9 @@ void AddVerifyDecode(CLI::App& verify, CommandContext& context) {
   command->add_flag("--json", options->json, "print a JSON object");
   command->callback([options, &context] {
     const auto log = MakeStderrLog("verify", LogLevel::kWarning);
+    if (const auto fine = CheckVerifyDecode(*options); !fine) {
+      return ReportUsage(context, fine.error(), options->json);
+    }
     const auto report = VerifyDecode(*options, *log);
     if (!report) return ReportFault(context, report.error(), options->json);
     if (options->json) {

@@ -219,21 +219,8 @@ void ShowFault(const Fault& fault, bool json) {
   if (json) std::println("{}", ErrorJson(fault.code, fault.text));
 }
 
-// The OpenMP runtime reads its environment when it is loaded, so the program starts itself once more with a bound on
-// its threads' spinning (kernel/openmp_spin.h).
-void RestartWithBoundedSpin() {
-  std::ifstream file("/proc/self/cmdline");
-  std::vector<std::string> words;
-  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
-  if (words.empty()) return;
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  RestartWithOpenMpSpin(argv.data());
-}
-
 int RunWorkerProgram(const Arguments& arguments) {
-  RestartWithBoundedSpin();
+  RestartWithOpenMpSpin();
   const auto options = ToOptions(arguments);
   if (!options) {
     ShowFault(options.error(), arguments.json);

@@ -21,6 +21,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/spawn.h"
+
 extern char** environ;
 
 namespace linkcpp {
@@ -29,34 +31,6 @@ namespace {
 constexpr std::size_t kLinesKept = 20;
 constexpr std::size_t kMaxLineLength = 1000;
 constexpr int kPollMs = 100;
-
-struct Pipe {
-  int read = -1, write = -1;
-  ~Pipe() {
-    CloseRead();
-    CloseWrite();
-  }
-  bool Open() {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) return false;
-    read = ends[0];
-    write = ends[1];
-    return true;
-  }
-  void CloseRead() {
-    if (read >= 0) ::close(std::exchange(read, -1));
-  }
-  void CloseWrite() {
-    if (write >= 0) ::close(std::exchange(write, -1));
-  }
-};
-
-std::vector<char*> Pointers(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  for (std::string& text : texts) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
 
 // Ours, with the command's on top.
 std::vector<std::string> Environment(const HostCommand& command) {
@@ -106,11 +80,11 @@ class Process final : public HostProcess {
   }
 
   Result<void> Launch(const HostCommand& command) {
-    Pipe failure;
+    ChildPipe failure;
     if (!output_.Open() || !failure.Open()) return Fail(FaultCode::kLocal, "no pipe: {}", std::strerror(errno));
     std::vector<std::string> arguments = command.arguments;
     std::vector<std::string> environment = Environment(command);
-    std::vector<char*> argument_pointers = Pointers(arguments), environment_pointers = Pointers(environment);
+    std::vector<char*> argument_pointers = ExecPointers(arguments), environment_pointers = ExecPointers(environment);
     const pid_t parent = ::getpid();
     pid_ = ::fork();
     if (pid_ == 0) {
@@ -195,7 +169,7 @@ class Process final : public HostProcess {
   }
 
   FILE* log_;
-  Pipe output_;
+  ChildPipe output_;
   pid_t pid_ = -1;
   std::optional<std::string> ended_;
   std::atomic<bool> stop_ = false;

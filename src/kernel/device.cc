@@ -46,7 +46,7 @@ Result<ggml_backend_dev_t> Choose(const std::string& name) {
     known += std::format("{}{} ({})", known.empty() ? "" : ", ", ggml_backend_dev_name(device),
                          ggml_backend_dev_description(device));
   }
-  return Fail(FaultCode::kLocal, "no device called \"{}\"; there are: {}", name, known.empty() ? "none" : known);
+  return Fail(FaultCode::kRefused, "no device called \"{}\"; there are: {}", name, known.empty() ? "none" : known);
 }
 
 std::vector<ggml_backend_buffer_type_t> ExtraBufferTypes(ggml_backend_dev_t device) {
@@ -99,6 +99,15 @@ Result<std::unique_ptr<Device>> Device::Open(const DeviceOptions& options, LogSi
   return std::make_unique<GgmlDevice>(chosen, backend, options.n_threads > 0 ? options.n_threads : cores, log);
 } catch (const std::exception& error) {
   return Fail(FaultCode::kLocal, "opening device \"{}\": {}", options.name, error.what());
+}
+
+Result<DeviceInfo> Device::Find(const std::string& name) try {
+  NullLog log;
+  RETURN_IF_FAULT(EnsureBackends(DeviceOptions{}, log));
+  ASSIGN_OR_RETURN(const ggml_backend_dev_t device, Choose(name));
+  return Describe(device);
+} catch (const std::exception& error) {
+  return Fail(FaultCode::kLocal, "looking for device \"{}\": {}", name, error.what());
 }
 
 std::vector<DeviceInfo> Device::List() try {

@@ -38,9 +38,10 @@ class Device {
  public:
   // Call before the process has other threads: loading changes the environment for a moment. `log` must outlive the
   // device; it gets ggml's own messages when it was us who loaded the backends.
-  // kLocal: no such device (the text lists those there are), or its backend does not start.
+  // kRefused: no such device (the text lists those there are). kLocal: its backend does not load or start.
   static Result<std::unique_ptr<Device>> Open(const DeviceOptions& options, LogSink& log);
-  static std::vector<DeviceInfo> List();  // loads the backends too; never our own plug-in's device
+  static Result<DeviceInfo> Find(const std::string& name);  // which one Open would use, not started; as Open
+  static std::vector<DeviceInfo> List();                    // loads the backends too; never our own plug-in's device
   virtual ~Device() = default;
 
   virtual const DeviceInfo& info() const = 0;

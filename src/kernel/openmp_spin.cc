@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <string>
+#include <vector>
 
 namespace linkcpp {
 namespace {
@@ -31,6 +33,17 @@ void RestartWithOpenMpSpin(char** argv, int count) {
   setenv(kSpin, std::to_string(count).c_str(), 1);  // so the program that starts now finds it and goes on
   execv("/proc/self/exe", argv);
   unsetenv(kSpin);
+}
+
+void RestartWithOpenMpSpin() {
+  std::ifstream file("/proc/self/cmdline");
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  if (words.empty()) return;
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  RestartWithOpenMpSpin(argv.data());
 }
 
 }  // namespace linkcpp

@@ -21,7 +21,8 @@ SpinLimit LimitOpenMpSpin(int count);
 
 // Where LimitOpenMpSpin would be too late: starts this program once more in its own place (same process id, same
 // arguments) with the limit in its environment. First thing in a program's main. Returns if there is nothing to do, or
-// if it can not be done.
+// if it can not be done. Before anything is printed or other threads run.
 void RestartWithOpenMpSpin(char** argv, int count = kDefaultSpinCount);
+void RestartWithOpenMpSpin();  // the same where main's arguments are out of reach
 
 }  // namespace linkcpp

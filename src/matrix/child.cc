@@ -12,31 +12,14 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/spawn.h"
+
 extern char** environ;
 
 namespace linkcpp {
 namespace {
 
 constexpr std::size_t kMostBytes = 1 << 16;
-
-struct Pipe {
-  int read = -1, write = -1;
-  ~Pipe() {
-    CloseWrite();
-    if (read >= 0) ::close(read);
-  }
-  bool Open() {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) return false;
-    read = ends[0];
-    write = ends[1];
-    return true;
-  }
-  void CloseWrite() {
-    if (write >= 0) ::close(write);
-    write = -1;
-  }
-};
 
 std::vector<std::string> Environment(const ChildCommand& command) {
   std::vector<std::string> all;
@@ -52,13 +35,6 @@ std::vector<std::string> Environment(const ChildCommand& command) {
     if (!value.empty()) all.push_back(name + "=" + value);
   }
   return all;
-}
-
-std::vector<char*> Pointers(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  for (std::string& text : texts) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
 }
 
 // false: the other end is closed.
@@ -96,7 +72,7 @@ std::string ChildOutcome::LastWords() const {
 }
 
 Result<ChildOutcome> RunChild(const ChildCommand& command, const std::function<bool()>& keep_going) {
-  Pipe out, err;
+  ChildPipe out, err;
   if (!out.Open() || !err.Open())
     return Fail(FaultCode::kLocal, "no pipe for {}: {}", command.argv[0], ::strerror(errno));
   std::vector<std::string> words = command.argv, variables = Environment(command);
@@ -107,8 +83,8 @@ Result<ChildOutcome> RunChild(const ChildCommand& command, const std::function<b
   posix_spawn_file_actions_adddup2(&actions, err.write, STDERR_FILENO);
   pid_t pid = 0;
   const auto start = std::chrono::steady_clock::now();
-  const int failed =
-      ::posix_spawnp(&pid, words[0].c_str(), &actions, nullptr, Pointers(words).data(), Pointers(variables).data());
+  const int failed = ::posix_spawnp(&pid, words[0].c_str(), &actions, nullptr, ExecPointers(words).data(),
+                                    ExecPointers(variables).data());
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) return Fail(FaultCode::kLocal, "{} cannot be started: {}", command.argv[0], ::strerror(failed));
   out.CloseWrite();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <thread>
@@ -122,7 +123,7 @@ class Pairwise {
     figures_.cosine = all_.Cosine();
     figures_.nmse = all_.Nmse();
     figures_.max_abs = all_.MaxAbs();
-    figures_.bit_identical = figures_.identical_pairs == figures_.pairs;
+    figures_.bit_identical = figures_.pairs > 0 && figures_.identical_pairs == figures_.pairs;
     return figures_;
   }
 
@@ -133,8 +134,8 @@ class Pairwise {
 
 }  // namespace
 
-Judge::Judge(const MatrixJob& job, std::span<const MatrixGroup> groups, int n_threads)
-    : job_(job), groups_(groups), n_threads_(n_threads) {}
+Judge::Judge(const MatrixJob& job, std::span<const MatrixGroup> groups, int n_threads, std::function<bool()> keep_going)
+    : job_(job), groups_(groups), n_threads_(n_threads), keep_going_(std::move(keep_going)) {}
 
 Result<const Judge::References*> Judge::ReferencesOf(const JudgedTask& judged, const KernelModel& model,
                                                      std::span<const std::uint32_t> pairs) {
@@ -149,7 +150,7 @@ Result<const Judge::References*> Judge::ReferencesOf(const JudgedTask& judged, c
   std::atomic<std::size_t> next = 0;
   {
     const auto work = [&] {
-      for (std::size_t i = next++; i < missing.size(); i = next++) {
+      for (std::size_t i = next++; i < missing.size() && keep_going_(); i = next++) {
         const SlotPair& pair = task.pairs[missing[i]];
         const auto x = std::span(task.rows).subspan(std::size_t{pair.row} * task.n_in, task.n_in);
         results[i] = BoundExpert(task.recipe, judged.experts[pair.slot], x, model);
@@ -161,6 +162,7 @@ Result<const Judge::References*> Judge::ReferencesOf(const JudgedTask& judged, c
     }
     work();
   }
+  if (!missing.empty() && !keep_going_()) return Fail(FaultCode::kGone, "interrupted");
   for (std::size_t i = 0; i < missing.size(); ++i) {
     ASSIGN_OR_RETURN(known[missing[i]], results[i]);
   }
@@ -207,14 +209,21 @@ Result<OracleFigures> Judge::AgainstOracle(std::size_t group, KernelKind kind, c
   Tally all;
   for (const JudgedTask& judged : groups_[group].tasks) {
     const Passage& way = job_.tasks[judged.task].passages[passage];
+    const TaskAnswer& own = answer.tasks[judged.task];
+    const auto present = [&own](std::span<const std::uint32_t> pairs) {
+      std::vector<std::uint32_t> some;
+      std::ranges::copy_if(pairs, std::back_inserter(some), [&](std::uint32_t pair) { return own.Has(pair); });
+      return some;
+    };
     RETURN_IF_FAULT(ReferencesOf(judged, ModelsFor(kind, job_.tasks[judged.task].shape)[0],
-                                 way.order));  // all at once: on all threads
+                                 present(way.order)));  // all at once: on all threads
     std::size_t at = 0;
     for (const std::uint32_t size : way.sizes) {
-      ASSIGN_OR_RETURN(const Tally dispatch, BestModel(judged, kind, std::span(way.order).subspan(at, size),
-                                                       answer.tasks[judged.task].values[passage]));
-      all.Add(dispatch);
+      const std::vector<std::uint32_t> pairs = present(std::span(way.order).subspan(at, size));
       at += size;
+      if (pairs.empty()) continue;
+      ASSIGN_OR_RETURN(const Tally dispatch, BestModel(judged, kind, pairs, own.values[passage]));
+      all.Add(dispatch);
     }
   }
   return all.Finish();
@@ -224,16 +233,21 @@ Result<double> Judge::Combined(const MatrixGroup& group, const MatrixAnswer& eve
   Comparison all;
   for (const JudgedTask& judged : group.tasks) {
     const MatrixTask& task = job_.tasks[judged.task];
-    if (judged.sums.empty()) continue;
-    ASSIGN_OR_RETURN(const References* exact,
-                     ReferencesOf(judged, KernelModels(false)[0], task.passages[kByRow].order));
-    for (std::size_t at = 0; at < judged.sums.size();) {
+    const TaskAnswer& evens = even.tasks[judged.task];
+    const TaskAnswer& odds = odd.tasks[judged.task];
+    for (std::size_t at = 0, end = 0; at < judged.sums.size(); at = end) {
+      std::vector<std::uint32_t> parts;
+      bool whole_row = true;
+      for (; end < judged.sums.size() && judged.sums[end].row == judged.sums[at].row; ++end) {
+        parts.push_back(judged.sums[end].pair);
+        whole_row = whole_row && (evens.Has(parts.back()) || odds.Has(parts.back()));
+      }
+      if (!whole_row) continue;
+      ASSIGN_OR_RETURN(const References* exact, ReferencesOf(judged, KernelModels(false)[0], parts));
       std::vector<double> whole(task.n_out), combined(task.n_out);
-      const std::uint32_t row = judged.sums[at].row;
-      for (; at < judged.sums.size() && judged.sums[at].row == row; ++at) {
-        const WeightedPair& part = judged.sums[at];
-        const MatrixAnswer& holder = task.pairs[part.pair].slot % 2 == 0 ? even : odd;
-        const auto y = RowOf(holder.tasks[judged.task].values[kByRow], part.pair, task.n_out);
+      for (const WeightedPair& part : std::span(judged.sums).subspan(at, end - at)) {
+        const bool to_even = task.pairs[part.pair].slot % 2 == 0 ? evens.Has(part.pair) : !odds.Has(part.pair);
+        const auto y = RowOf((to_even ? evens : odds).values[kByRow], part.pair, task.n_out);
         for (std::size_t i = 0; i < whole.size(); ++i) {
           whole[i] += part.weight * (*exact)[part.pair]->exact[i];
           combined[i] += part.weight * y[i];
@@ -249,9 +263,11 @@ Result<PairFigures> Judge::Between(std::size_t group, const MatrixAnswer& a, con
   Pairwise sums;
   for (const JudgedTask& judged : groups_[group].tasks) {
     const MatrixTask& task = job_.tasks[judged.task];
-    for (std::size_t i = 0; i < task.pairs.size(); ++i) {
-      sums.Add(RowOf(a.tasks[judged.task].values[kByRow], i, task.n_out),
-               RowOf(b.tasks[judged.task].values[kByRow], i, task.n_out));
+    const TaskAnswer& of_a = a.tasks[judged.task];
+    const TaskAnswer& of_b = b.tasks[judged.task];
+    for (std::uint32_t i = 0; i < task.pairs.size(); ++i) {
+      if (!of_a.Has(i) || !of_b.Has(i)) continue;
+      sums.Add(RowOf(of_a.values[kByRow], i, task.n_out), RowOf(of_b.values[kByRow], i, task.n_out));
     }
   }
   PairFigures figures = sums.Finish();
@@ -266,8 +282,8 @@ PairFigures Judge::WithItself(std::size_t group, const MatrixAnswer& answer, std
   for (const JudgedTask& judged : groups_[group].tasks) {
     const MatrixTask& task = job_.tasks[judged.task];
     const TaskAnswer& own = answer.tasks[judged.task];
-    for (std::size_t i = 0; i < task.pairs.size(); ++i) {
-      sums.Add(RowOf(own.values[kByRow], i, task.n_out), RowOf(own.values[passage], i, task.n_out));
+    for (std::uint32_t i = 0; i < task.pairs.size(); ++i) {
+      if (own.Has(i)) sums.Add(RowOf(own.values[kByRow], i, task.n_out), RowOf(own.values[passage], i, task.n_out));
     }
   }
   return sums.Finish();

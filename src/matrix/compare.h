@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/ids.h"
 #include "base/result.h"
 #include "matrix/contenders.h"
 #include "matrix/job.h"
@@ -26,6 +28,8 @@ struct WeightedPair {
 // A task with what is needed to judge answers to it.
 struct JudgedTask {
   std::uint32_t task = 0;             // index into the job
+  LayerId layer;                      // of the model
+  std::vector<ExpertId> names;        // by slot
   std::vector<OracleExpert> experts;  // by slot
   std::vector<WeightedPair> sums;     // ascending in row
 };
@@ -59,27 +63,29 @@ struct OracleFigures {
 
 // One backend against another, or one passage of a backend against another of its own.
 struct PairFigures {
-  std::uint64_t pairs = 0;
+  std::uint64_t pairs = 0;  // that both have computed; 0: the figures mean nothing, but for the sums below
   std::uint64_t identical_pairs = 0;
   double cosine = 0;
   double worst_pair_cosine = 1;
   double nmse = 0;
   double max_abs = 0;
   bool bit_identical = false;
-  // The router's weighted sums with the even slots from one and the odd ones from the other, against the oracle's in
-  // one piece; the worse of both ways round. Negative: no router in this group.
+  // The router's weighted sums with the even slots from one and the odd ones from the other (what only one has: from
+  // that one), against the oracle's in one piece; the worse of both ways round. Negative: no router in this group, or
+  // no row whose experts the two have between them.
   double combined_cosine = -1;
 };
 
 // References are made once a pair and kernel model, when they are needed, and kept.
 class Judge {
  public:
-  // Both must outlive the judge. n_threads >= 1.
-  Judge(const MatrixJob& job, std::span<const MatrixGroup> groups, int n_threads);
+  // Both must outlive the judge. n_threads >= 1. `keep_going`: asked before each reference, on any thread; false makes
+  // whoever needed it fail with kGone.
+  Judge(const MatrixJob& job, std::span<const MatrixGroup> groups, int n_threads, std::function<bool()> keep_going);
 
   // A dispatch follows one of the models of the kind: a GPU chooses among its kernels by size. kRefused: as
-  // BoundExpert. The answer has all tasks of the group (no faults). Between compares what is computed by row;
-  // WithItself that with another passage.
+  // BoundExpert. The answer has all tasks of the group (no faults) and at least one of its pairs; those that are absent
+  // are left out. Between compares what is computed by row; WithItself that with another passage.
   Result<OracleFigures> AgainstOracle(std::size_t group, KernelKind kind, const MatrixAnswer& answer,
                                       std::size_t passage);
   Result<PairFigures> Between(std::size_t group, const MatrixAnswer& a, const MatrixAnswer& b);
@@ -100,6 +106,7 @@ class Judge {
   const MatrixJob& job_;
   std::span<const MatrixGroup> groups_;
   int n_threads_;
+  std::function<bool()> keep_going_;
   std::map<std::pair<std::uint32_t, std::string_view>, References> references_;  // by task, model
 };
 

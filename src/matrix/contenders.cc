@@ -220,6 +220,9 @@ Result<std::vector<Contender>> FindContenders(const ContenderOptions& options,
   for (const std::string& added : options.added) {
     const std::size_t equals = added.find('=');
     const std::string name = added.substr(0, equals);
+    if (std::ranges::contains(all, name, &Contender::id)) {
+      return Fail(FaultCode::kRefused, "--add {}: there is a backend of that name already; give it another", added);
+    }
     all.push_back({.id = name,
                    .name = name,
                    .attempts = {finder.CpuCommand({"--backend", added.substr(equals + 1)})},

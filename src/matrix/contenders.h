@@ -34,7 +34,7 @@ struct ContenderOptions {
   std::vector<std::string> added;  // NAME=PATH: ggml backend libraries
 };
 
-// Asks the row program which devices there are. kLocal: it does not run.
+// Asks the row program which devices there are. kRefused: two of one id. kLocal: it does not run.
 Result<std::vector<Contender>> FindContenders(const ContenderOptions& options, const std::function<bool()>& keep_going);
 
 // "" when the backend's report of features has all it needs and nothing that it must not; else what is wrong.

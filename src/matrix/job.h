@@ -54,6 +54,11 @@ struct TaskAnswer {
   std::string fault;                                 // not empty: this task could not be computed, and why
   std::array<std::vector<float>, kPassages> values;  // [pairs, n_out] each, in the order of the task's pairs
   double seconds = 0;                                // computing by row, without loading
+  // By pair: not computed, because whoever answers does not hold the expert (a worker of a swarm); its values mean
+  // nothing. Empty: everything was. Not in the file: a child is given all it needs.
+  std::vector<bool> absent{};
+
+  bool Has(std::uint32_t pair) const { return absent.empty() || !absent[pair]; }
 };
 
 struct MatrixAnswer {

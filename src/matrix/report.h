@@ -14,7 +14,8 @@ struct BackendReport {
   std::string state;   // "ran" | "skipped": not to be had here | "failed": it ran and broke, or ran as something else
   std::string reason;  // unless it ran
   std::string kernel_class, device, features;
-  double seconds = 0;  // of the process, loading included
+  double seconds = 0;        // of the process, loading included; of a worker: from asking to its last answer
+  std::string node_id = {};  // of a worker of a swarm
 };
 
 struct OracleCell {
@@ -32,6 +33,7 @@ struct PairCell {
   bool same_rows = false;   // both turn rows into the same formats
   bool same_class = false;  // the same kernel class
   PairFigures figures;
+  bool contradiction = false;  // the same kernel class, of a CPU, and other bits: one of them is not what it says
 };
 
 struct GroupReport {
@@ -39,6 +41,8 @@ struct GroupReport {
   std::uint64_t pairs = 0;
   std::vector<OracleCell> oracle;  // backends that ran, in order
   std::vector<PairCell> between;   // a before b in that order; those without a fault
+
+  bool Inside() const;  // every backend that answered, and no contradiction
 };
 
 struct MatrixReport {
@@ -51,6 +55,9 @@ struct MatrixReport {
 
 // "0.9998690", and where seven digits would be nines "1-4e-09": how far from one.
 std::string CosineText(double cosine);
+
+// A largest |Δ| as a share of its bound: "0.892"; what is far outside needs no digits: "3e+05".
+std::string BoundShare(double share);
 
 // Plain text for a terminal, lines ending in newlines.
 std::string MatrixTable(const MatrixReport& report);

@@ -9,6 +9,7 @@ namespace linkcpp {
 namespace {
 
 constexpr int kCell = 66, kCellHeight = 30, kNames = 216, kMargin = 16, kLine = 20;
+constexpr int kFigures = 4;  // columns before those of the backends, all against the oracle
 
 std::string Escaped(std::string_view text) {
   std::string out;
@@ -32,7 +33,7 @@ std::string NameOf(const MatrixReport& report, const std::string& id) {
 struct Cell {
   bool known = false;
   bool same_bits = false;
-  bool outside = false;  // against the oracle only
+  bool outside = false;  // of its bound; between two: they contradict each other
   double cosine = 0;
 };
 
@@ -53,7 +54,10 @@ Cell Between(const GroupReport& group, std::size_t row, std::size_t column) {
   const std::string& b = group.oracle[std::max(row, column)].backend;
   for (const PairCell& cell : group.between) {
     if (cell.a == a && cell.b == b) {
-      return {.known = true, .same_bits = cell.figures.bit_identical, .outside = false, .cosine = cell.figures.cosine};
+      return {.known = cell.figures.pairs > 0,
+              .same_bits = cell.figures.bit_identical,
+              .outside = cell.contradiction,
+              .cosine = cell.figures.cosine};
     }
   }
   return {};
@@ -90,41 +94,65 @@ std::string MatrixSvg(const MatrixReport& report) {
   int width = 640, y = kMargin;
   for (const GroupReport& group : report.groups) {
     const int n = static_cast<int>(group.oracle.size());
-    width = std::max(width, 2 * kMargin + kNames + (n + 1) * kCell);
+    width = std::max(width, 2 * kMargin + kNames + (kFigures + n) * kCell);
     y += kLine;
     body += Text(kMargin, y, "t", group.name);
     y += kLine;
     body += Text(kMargin, y, "m", std::format("{}; {}, {} pairs", group.types, group.rows, group.pairs));
     y += kLine;
     const int left = kMargin + kNames;
-    body += Text(left + kCell / 2 - 1, y, "h m", "oracle");
-    for (int column = 0; column < n; ++column) {
-      body += Text(left + (column + 1) * kCell + kCell / 2 - 1, y, "h m", std::to_string(column + 1));
-    }
+    const auto middle = [left](int column) { return left + column * kCell + kCell / 2 - 1; };
+    int column = 0;
+    for (const char* heading : {"oracle", "NMSE", "max|Δ|"}) body += Text(middle(column++), y, "h m", heading);
+    body += Text(middle(column++), y, "c m", "share of bound");
+    for (int number = 1; number <= n; ++number) body += Text(middle(column++), y, "h m", std::to_string(number));
     y += 8;
     for (int row = 0; row < n; ++row) {
       const OracleCell& own = group.oracle[static_cast<std::size_t>(row)];
-      body += Text(kMargin, y + kCellHeight / 2 + 3, "", std::format("{}  {}", row + 1, NameOf(report, own.backend)));
+      const int baseline = y + kCellHeight / 2 + 3;
+      body += Text(kMargin, baseline, "", std::format("{}  {:.30}", row + 1, NameOf(report, own.backend)));
       body += Draw({.known = own.fault.empty(),
                     .same_bits = false,
                     .outside = own.fault.empty() && !own.inside,
                     .cosine = own.by_row.cosine},
                    left, y);
-      for (int column = 0; column < n; ++column) {
-        body += Draw(Between(group, static_cast<std::size_t>(row), static_cast<std::size_t>(column)),
-                     left + (column + 1) * kCell, y);
+      if (own.fault.empty()) {
+        body += Text(middle(1), baseline, "c", std::format("{:.1e}", own.by_row.nmse));
+        body += Text(middle(2), baseline, "c", std::format("{:.1e}", own.by_row.max_abs));
+        body += Text(middle(3), baseline, "c", BoundShare(own.by_row.over_bound));
+      }
+      for (int other = 0; other < n; ++other) {
+        body += Draw(Between(group, static_cast<std::size_t>(row), static_cast<std::size_t>(other)),
+                     left + (kFigures + other) * kCell, y);
       }
       y += kCellHeight;
+    }
+    for (const OracleCell& cell : group.oracle) {
+      if (!cell.fault.empty() || cell.by_row.pairs == group.pairs) continue;
+      y += kLine;
+      body += Text(
+          kMargin, y, "m",
+          std::format("{}: {} of the pairs, whose experts it holds", NameOf(report, cell.backend), cell.by_row.pairs));
     }
     y += kLine;
   }
   y += 4;
-  body += Text(kMargin, y, "m",
-               "Cosine over all pairs. = the same bits. Diagonal: the same backend, other order and batches.");
+  body +=
+      Text(kMargin, y, "m",
+           "Coloured: cosine over all pairs, = the same bits; diagonal: the same backend, other order and batches.");
+  y += kLine;
+  body +=
+      Text(kMargin, y, "m",
+           "NMSE, max|Δ|, share of bound (the largest |Δ| as a share of what is derived for it): against the oracle.");
+  for (const BackendReport& backend : report.backends) {
+    if (backend.state != "ran") continue;
+    y += kLine;
+    body += Text(kMargin, y, "m", std::format("{}: {}", backend.name, backend.kernel_class));
+  }
   for (const BackendReport& backend : report.backends) {
     if (backend.state == "ran") continue;
     y += kLine;
-    body += Text(kMargin, y, "m", std::format("{} is not shown: {}", backend.name, backend.reason.substr(0, 90)));
+    body += Text(kMargin, y, "m", std::format("{} is not shown: {:.90}", backend.name, backend.reason));
   }
   y += kMargin;
   return std::format(

@@ -36,38 +36,38 @@ Result<std::vector<float>> AsFloats(std::span<const std::byte> bytes) {
 
 Result<LayerPlan> PlanLayer(const ModelFile& model, std::uint32_t layer) {
   RETURN_IF_FAULT(model.RequireExperts());
-  LayerPlan plan;
-  plan.layer = model.FindMoeLayer(LayerId(static_cast<std::uint16_t>(layer)));
-  if (layer > 0xffff || plan.layer == nullptr) {
+  const MoeLayer* found = model.FindMoeLayer(LayerId(static_cast<std::uint16_t>(layer)));
+  if (layer > 0xffff || found == nullptr) {
     std::string layers;
     for (const MoeLayer& moe : model.moe_layers())
       layers += std::format("{}{}", layers.empty() ? "" : ", ", moe.layer.value);
     return Fail(FaultCode::kRefused, "layer {} of {} has no routed experts; layers that have: {}", layer, model.name(),
                 layers);
   }
-  ASSIGN_OR_RETURN(plan.rules, RulesOf(model.architecture()));
-  ExpertParts parts;
-  for (const ExpertTensor& tensor : plan.layer->tensors) {
-    const auto index = static_cast<std::size_t>(tensor.projection);
-    switch (tensor.kind) {
-      case SlabKind::kWeight: {
-        parts.weight[index] = true;
-        const auto layout = LayoutOf(tensor.tensor->type);
-        if (!layout.has_value()) return Wrap(layout.error(), tensor.tensor->name);
-        break;
-      }
-      case SlabKind::kBias: parts.bias[index] = true; break;
-      case SlabKind::kScale: parts.scale[index] = true; break;
-      case SlabKind::kInputScale: break;
-    }
+  ASSIGN_OR_RETURN(const ArchitectureRules rules, RulesOf(model.architecture()));
+  for (const ExpertTensor& tensor : found->tensors) {
+    if (tensor.kind != SlabKind::kWeight) continue;
+    if (const auto layout = LayoutOf(tensor.tensor->type); !layout) return Wrap(layout.error(), tensor.tensor->name);
   }
-  auto recipe = RecipeFor(plan.rules, parts);
-  if (!recipe.has_value()) return Wrap(recipe.error(), std::format("layer {}", layer));
+  return PlanByRules(*found, rules);
+}
+
+Result<LayerPlan> PlanByRules(const MoeLayer& layer, const ArchitectureRules& rules) {
+  LayerPlan plan{.layer = &layer, .rules = rules, .recipe = {}};
+  ExpertParts parts;
+  for (const ExpertTensor& tensor : layer.tensors) {
+    const auto index = static_cast<std::size_t>(tensor.projection);
+    if (tensor.kind == SlabKind::kWeight) parts.weight[index] = true;
+    if (tensor.kind == SlabKind::kBias) parts.bias[index] = true;
+    if (tensor.kind == SlabKind::kScale) parts.scale[index] = true;
+  }
+  auto recipe = RecipeFor(rules, parts);
+  if (!recipe.has_value()) return Wrap(recipe.error(), std::format("layer {}", layer.layer.value));
   plan.recipe = std::move(*recipe);
-  const ExpertTensor* first = plan.layer->Find(Projection::kUp, SlabKind::kWeight);
-  if (first == nullptr) first = plan.layer->Find(Projection::kGateUp, SlabKind::kWeight);
+  const ExpertTensor* first = layer.Find(Projection::kUp, SlabKind::kWeight);
+  if (first == nullptr) first = layer.Find(Projection::kGateUp, SlabKind::kWeight);
   plan.n_in = static_cast<std::uint32_t>(first->tensor->ne[0]);
-  plan.n_out = static_cast<std::uint32_t>(plan.layer->Find(Projection::kDown, SlabKind::kWeight)->tensor->ne[1]);
+  plan.n_out = static_cast<std::uint32_t>(layer.Find(Projection::kDown, SlabKind::kWeight)->tensor->ne[1]);
   return plan;
 }
 

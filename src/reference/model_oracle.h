@@ -29,6 +29,10 @@ struct LayerPlan {
 // kRefused: a dense model, a layer without experts, a type without an oracle, an architecture outside the vocabulary.
 Result<LayerPlan> PlanLayer(const ModelFile& model, std::uint32_t layer);
 
+// The same by rules that the caller gives, whatever the types: for who can do without an oracle. kRefused: the layer
+// lacks tensors that make an expert.
+Result<LayerPlan> PlanByRules(const MoeLayer& layer, const ArchitectureRules& rules);
+
 // kRefused: no such expert, or no oracle for it. kLocal: reading failed.
 Result<OracleExpert> LoadOracleExpert(const ModelFile& model, const LayerPlan& plan, std::uint32_t expert);
 

@@ -148,7 +148,7 @@ class VerifyDecode(unittest.TestCase):
             with self.subTest("bad input"):
                 other = self.models / "qwen3moe-moe.gguf"
                 self.assertIn("serves another model", self.verify("-m", other, "--swarm", swarm.url, env=env, status=1))
-                self.assertIn("which token?", self.verify("-m", AUSTEN, "--swarm", swarm.url, status=1))
+                self.assertIn("which token?", self.verify("-m", AUSTEN, "--swarm", swarm.url, status=2))
                 wrong = self.env(LINKCPP_TOKEN="lk_" + "0" * 64)
                 said = self.verify("-m", AUSTEN, "--swarm", swarm.url, env=wrong, status=1)
                 self.assertIn("token", said)
@@ -233,14 +233,15 @@ class VerifyDecode(unittest.TestCase):
         short = self.folder / "short.gguf"
         short.write_bytes(AUSTEN.read_bytes()[:100_000])
         self.assertIn("short.gguf", self.verify("-m", short, status=2))
-        self.assertIn("context of 2048", self.verify("-m", AUSTEN, "--tokens", "2049", status=1))
+        self.assertIn("context of 2048", self.verify("-m", AUSTEN, "--tokens", "2049", status=2))
         self.assertIn("context of 2048", self.verify("-m", AUSTEN, "--prompt-file", AUSTEN_TEXT, status=1))
-        self.assertIn("cannot read", self.verify("-m", AUSTEN, "--prompt-file", self.folder / "none.txt", status=1))
+        for path in (self.folder / "none.txt", self.folder):
+            self.assertIn(str(path), self.verify("-m", AUSTEN, "--prompt-file", path, status=2))
         empty = self.folder / "empty.txt"
         empty.touch()
         self.assertIn("no tokens", self.verify("-m", AUSTEN, "--prompt-file", empty, status=1))
-        self.assertIn("no tokens", self.verify("-m", AUSTEN, "--text", "", status=1))
-        self.assertIn("no device called", self.verify("-m", AUSTEN, "--worker-device", "Abacus7", status=1))
+        self.assertIn("no tokens", self.verify("-m", AUSTEN, "--text", "", status=2))
+        self.assertIn("no device called", self.verify("-m", AUSTEN, "--worker-device", "Abacus7", status=2))
         self.assertIn("more than", self.verify("-m", self.models / "qwen3moe-moe.gguf", "--workers", "64", status=1))
         self.assertIn("TMPDIR", self.verify("-m", AUSTEN, status=1, env=environment({"TMPDIR": str(self.folder / "none")})))
         with self.subTest("without its own programs"):
@@ -277,8 +278,14 @@ class VerifyDecode(unittest.TestCase):
                     command.send_signal(number)
                     said, _ = command.communicate(timeout=60)
                     self.assertEqual(command.returncode, 1, said)
-                    self.assertIn("stopped", said)
+                    self.assertIn("interrupted", said)
                     self.assert_clean()
+
+    def test_one_of_each_is_one(self):
+        done = run([BIN / "linkcpp", "verify", "decode", "-m", AUSTEN, "--workers", "1", "--tokens", "1"], env=self.env())
+        for words in (": 1 token (", "on 1 worker,", "bit-identical at 1 position\n", "at 1 of 1 position ("):
+            self.assertIn(words, done.stdout)
+        self.assertNotRegex(done.stdout, r"\b1 (tokens|workers|positions|pairs)\b")
 
     def test_children_that_die(self):
         for word in ("alone.logits", "linkcpp-expert-worker", "with workers.logits"):

@@ -68,7 +68,7 @@ class VerifyWorker(unittest.TestCase):
                 self.assertIn("no worker is called third", verify(*ask, "--node", "third", env=env, status=1))
                 said = verify(*ask, "--node", "first", "--layer", "3", "--experts", "5", env=env, status=1)
                 self.assertIn("worker first does not hold expert 5 of layer 3", said)
-                said = verify("-m", AUSTEN, "--swarm", swarm.url, env=environment(), status=1)
+                said = verify("-m", AUSTEN, "--swarm", swarm.url, env=environment(), status=2)
                 self.assertIn("which token?", said)
                 self.assertIn("token", verify(*ask, env=environment({"LINKCPP_TOKEN": "lk_wrong"}), status=1))
                 self.assertIn("is `linkcpp serve` running there?", verify("-m", AUSTEN, "--swarm", "http://127.0.0.1:1", env=env, status=1))

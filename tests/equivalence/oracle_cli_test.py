@@ -44,13 +44,13 @@ class Architectures(unittest.TestCase):
                     common = ["-m", path, "--layer", str(layers[0]), "--json"]
                     status, out, error = linkcpp("verify", "expert", *common, "--experts", "all", "--rows", "3")
                     if arch in REFUSED:
-                        self.assertEqual((status, REFUSED[arch] in error), (1, True), error)
+                        self.assertEqual((status, REFUSED[arch] in error), (2, True), error)
                         continue
                     self.assertEqual(status, 0, error)
                     self.assertTrue(json.loads(out)["all"]["inside"])
                     status, out, error = linkcpp("oracle", *common, "--shards", "2,3", "--split", "random", "--tokens", "2")
                     if arch in LATENT:
-                        self.assertEqual((status, "latent" in error), (1, True), error)
+                        self.assertEqual((status, "latent" in error), (2, True), error)
                         continue
                     self.assertEqual(status, 0, error)
                     for split in json.loads(out)["splits"]:
@@ -73,7 +73,7 @@ def toy(path, weights):
 
 
 class WrongInput(unittest.TestCase):
-    def refused(self, arguments, *words, status=1):
+    def refused(self, arguments, *words, status=2):
         got, out, error = linkcpp(*arguments)
         self.assertEqual(got, status, out + error)
         for word in words:

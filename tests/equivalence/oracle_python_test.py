@@ -81,7 +81,7 @@ class Dequantisation(unittest.TestCase):
 
     def test_a_type_without_an_oracle_is_refused_by_name(self):
         done = linkcpp("oracle", "--dequantise", "iq2_xxs", stdin=b"")
-        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.returncode, 2)
         self.assertIn("iq2_xxs", done.stderr.decode())
 
     def test_a_part_of_a_block_is_refused(self):
