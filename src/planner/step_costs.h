@@ -11,8 +11,8 @@
 
 namespace linkcpp {
 
-// Fills in what CalibrateMachine would (attention_, router_, step_, graph_, token_, wake_seconds, attention_gbs);
-// machine.n_cores must be known.
+// Fills in what CalibrateMachine would (attention_, router_, step_, graph_, token_, wake_seconds, attention_gbs, a
+// batch's steps); machine.n_cores must be known.
 void AssumeStepCosts(const ModelSizes& sizes, Machine& machine);
 
 // One line: "a layer's attention 250 us, its router 36 us, ...".
