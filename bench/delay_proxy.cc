@@ -3,6 +3,8 @@
 //   delay_proxy LISTEN_PORT TARGET_PORT DELAY_MS        all on 127.0.0.1; runs until it is killed
 //   delay_proxy echo PORT                               sends back what it gets; runs until it is killed
 //   delay_proxy ping PORT                               the median round trip of 64 bytes, in ms
+//   delay_proxy sink PORT                               reads messages, answers each; runs until it is killed
+//   delay_proxy flood PORT                              how fast a sink there is reached by long messages, in Mbit/s
 //
 // One thread reads and one writes for each direction of a connection. What is read in one piece is written in one
 // piece, DELAY_MS after it was read, and any number of pieces may be on their way at once. bench/plan_vs_measured.py
@@ -162,6 +164,70 @@ int Ping(std::uint16_t port) {
   return 0;
 }
 
+bool SendAll(int socket, const char* bytes, std::size_t n) {
+  for (std::size_t at = 0; at < n;) {
+    const ssize_t sent = ::send(socket, bytes + at, n - at, MSG_NOSIGNAL);
+    if (sent <= 0) return false;
+    at += static_cast<std::size_t>(sent);
+  }
+  return true;
+}
+
+// A message is its length, 8 bytes, and as many bytes; they are copied once, as a link does.
+int Sink(std::uint16_t port) {
+  const int listener = Listen(port);
+  std::vector<char> piece(256u << 10), message;
+  for (int near = listener < 0 ? -1 : ::accept(listener, nullptr, nullptr); near >= 0;
+       near = ::accept(listener, nullptr, nullptr)) {
+    NoDelay(near);
+    std::uint64_t length = 0;
+    while (::recv(near, &length, sizeof length, MSG_WAITALL) == sizeof length) {
+      message.resize(length);
+      std::size_t at = 0;
+      while (at < length) {
+        const ssize_t n = ::recv(near, piece.data(), std::min<std::size_t>(piece.size(), length - at), 0);
+        if (n <= 0) break;
+        std::copy_n(piece.data(), n, message.data() + at);
+        at += static_cast<std::size_t>(n);
+      }
+      if (at < length || !SendAll(near, piece.data(), 1)) break;
+    }
+    ::close(near);
+  }
+  return 1;
+}
+
+// From the times of a short and a long message, so that what is added to each does not count.
+int Flood(std::uint16_t port) {
+  constexpr int kRounds = 7;
+  constexpr std::uint64_t kShort = 4u << 20, kLong = 36u << 20;
+  const int far = ::socket(AF_INET, SOCK_STREAM, 0);
+  const sockaddr_in address = Loopback(port);
+  if (::connect(far, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return 1;
+  NoDelay(far);
+  const std::vector<char> rows(kLong, 1);
+  std::vector<char> message(kLong);
+  const auto median = [&](std::uint64_t length) {
+    std::vector<double> times;
+    for (int i = 0; i < kRounds; ++i) {
+      const auto start = ProxyClock::now();
+      std::copy_n(rows.begin(), length, message.begin());
+      char answer = 0;
+      if (!SendAll(far, reinterpret_cast<const char*>(&length), sizeof length) ||
+          !SendAll(far, message.data(), length) || ::recv(far, &answer, 1, MSG_WAITALL) != 1) {
+        return 0.0;
+      }
+      times.push_back(std::chrono::duration<double>(ProxyClock::now() - start).count());
+    }
+    std::ranges::sort(times);
+    return times[kRounds / 2];
+  };
+  const double short_seconds = median(kShort), long_seconds = median(kLong);
+  if (short_seconds <= 0 || long_seconds <= short_seconds) return 1;
+  std::println("{:.0f}", static_cast<double>(kLong - kShort) * 8 / 1e6 / (long_seconds - short_seconds));
+  return 0;
+}
+
 template <class Number>
 std::optional<Number> Parse(std::string_view text) {
   Number number{};
@@ -177,12 +243,15 @@ int main(int argc, char** argv) {
     const auto port = Parse<std::uint16_t>(argv[2]);
     if (port && std::string_view(argv[1]) == "echo") return Echo(*port);
     if (port && std::string_view(argv[1]) == "ping") return Ping(*port);
+    if (port && std::string_view(argv[1]) == "sink") return Sink(*port);
+    if (port && std::string_view(argv[1]) == "flood") return Flood(*port);
   }
   const auto listen_port = argc == 4 ? Parse<std::uint16_t>(argv[1]) : std::nullopt;
   const auto target = argc == 4 ? Parse<std::uint16_t>(argv[2]) : std::nullopt;
   const auto delay_ms = argc == 4 ? Parse<double>(argv[3]) : std::nullopt;
   if (!listen_port || !target || !delay_ms || !(*delay_ms >= 0 && *delay_ms < 60'000)) {
-    std::println(stderr, "usage: delay_proxy LISTEN_PORT TARGET_PORT DELAY_MS | echo PORT | ping PORT");
+    std::println(
+        stderr, "usage: delay_proxy LISTEN_PORT TARGET_PORT DELAY_MS | echo PORT | ping PORT | sink PORT | flood PORT");
     return 2;
   }
   const auto delay = std::chrono::nanoseconds(static_cast<std::int64_t>(*delay_ms * 1e6));

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What `linkcpp plan` predicts for decode on this machine, against stock llama-bench: alone, and with workers on loopback.
+"""What `linkcpp plan` predicts for decode and prefill on this machine, against stock llama-bench: alone, and with workers on loopback.
 
   LINKCPP_BIN=build/release/bin bench/plan_vs_measured.py MODEL.gguf [--runs 5] [--tokens 32] [--workers 1,2,3]
+      [--prompt 512]
       [--delays 0,1,5] [--realtime] [--json FILE]
 
-Before each measurement the planner calibrates itself for a second; it is given the memory, the number of threads of each
-worker, and the added round trip as `delay_proxy ping` measures it through the same proxy, and nothing else. A delay is added to
+Before each measurement the planner calibrates itself for some seconds; it is given the memory, the number of threads of each
+worker, and what `delay_proxy` adds, as a ping (round trip) and a flood (Mbit/s) through such a proxy measure it, and nothing else. A delay is added to
 every byte, each way (as netem adds it on loopback), so 5 ms are a round trip of 10. Prediction and measurement take turns,
 and medians are compared, because machines are noisy. --realtime runs everything at a real-time priority, so that other
 work on the machine does not count; it needs the right to do so.
@@ -15,7 +16,6 @@ import argparse
 import json
 import os
 import pathlib
-import re
 import statistics
 import sys
 import tempfile
@@ -32,6 +32,7 @@ def arguments():
     parser.add_argument("model")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--workers", default="0,1,2,3")
     parser.add_argument("--delays", default="0,1,5")
     parser.add_argument("--realtime", action="store_true")
@@ -44,9 +45,11 @@ def plan(model, *options):
                           env=environment()).stdout)
 
 
-def measured(model, env, n_tokens):
-    said = run(["llama-bench", "-m", model, "-p", "0", "-n", n_tokens, "-t", THREADS, "-r", "1", "-o", "json"], env=env).stdout
-    return float(re.search(r'"avg_ts": ([0-9.]+)', said).group(1))
+def measured(model, env, n_tokens, n_prompt):
+    """Tokens a second: decode, prefill."""
+    said = run(["llama-bench", "-m", model, "-p", n_prompt, "-n", n_tokens, "-t", THREADS, "-r", "1", "-o", "json"], env=env).stdout
+    rows = json.loads(said[said.index("[\n"):said.rindex("]") + 1])
+    return tuple(next(row["avg_ts"] for row in rows if row[which] > 0) for which in ("n_gen", "n_prompt"))
 
 
 class Delay:
@@ -56,18 +59,23 @@ class Delay:
         self.port = free_port()  # where the backbone listens
         self.processes = []
         self.variables = {"LINKCPP_DATA_LISTEN": f"127.0.0.1:{self.port}"}
-        self.round_trip_ms = 0
+        self.round_trip_ms, self.mbits = 0, None
         if delay_ms == 0:
             return
-        entry, echo, ping = free_port(), free_port(), free_port()
-        for name, *words in (("proxy", entry, self.port, delay_ms), ("echo", "echo", echo), ("ping", ping, echo, delay_ms)):
+        entry, echo, ping, sink, flood = (free_port() for _ in range(5))
+        for name, *words in (("proxy", entry, self.port, delay_ms), ("echo", "echo", echo), ("ping", ping, echo, delay_ms),
+                             ("sink", "sink", sink), ("flood", flood, sink, delay_ms)):
             self.processes.append(Process(name, [BIN / "delay_proxy", *words], environment(), folder))
         time.sleep(0.3)
         self.variables["LINKCPP_DATA_ADVERTISE"] = f"127.0.0.1:{entry}"
 
-        def ask(port):
-            return float(run([BIN / "delay_proxy", "ping", port], env=environment()).stdout)
-        self.round_trip_ms = max(0.0, statistics.median(ask(ping) for _ in range(3)) - statistics.median(ask(echo) for _ in range(3)))
+        def ask(what, port):
+            return statistics.median(float(run([BIN / "delay_proxy", what, port], env=environment()).stdout) for _ in range(3))
+        self.round_trip_ms = max(0.0, ask("ping", ping) - ask("ping", echo))
+        self.mbits = ask("flood", flood)
+
+    def link(self):
+        return {"rtt_ms": self.round_trip_ms, **({"up_mbits": self.mbits, "down_mbits": self.mbits} if self.mbits else {})}
 
     def __enter__(self):
         return self
@@ -77,13 +85,25 @@ class Delay:
             process.kill()
 
 
-def report(title, predictions, measurements, rows, more=""):
-    predicted, real = statistics.median(predictions), statistics.median(measurements)
-    ratio = predicted / real
-    inside = abs(ratio - 1) <= 0.15
-    print(f"{title:28} predicted {predicted:8.2f} ({min(predictions):.2f} to {max(predictions):.2f})  measured {real:8.2f} "
-          f"({min(measurements):.2f} to {max(measurements):.2f})  ratio {ratio:.3f}{'' if inside else '  OUTSIDE 15 %'}{more}", flush=True)
-    rows.append({"case": title, "predicted": predicted, "measured": real, "ratio": ratio, "inside": inside})
+class Case:
+    """Predictions and measurements of decode and of prefill, in turns."""
+
+    def __init__(self, title):
+        self.title, self.predictions, self.measurements = title, [], []
+
+    def add(self, ours, measurement):
+        self.predictions.append(tuple(ours[what]["tokens_per_second"] for what in ("decode", "prefill")))
+        self.measurements.append(measurement)
+
+    def report(self, rows, more=""):
+        for i, what in enumerate(("decode", "prefill")):
+            predictions, measurements = ([pair[i] for pair in pairs] for pairs in (self.predictions, self.measurements))
+            predicted, real = statistics.median(predictions), statistics.median(measurements)
+            ratio = predicted / real
+            inside = abs(ratio - 1) <= 0.15
+            print(f"{self.title + ', ' + what:36} predicted {predicted:8.2f} ({min(predictions):.2f} to {max(predictions):.2f})  measured {real:8.2f} "
+                  f"({min(measurements):.2f} to {max(measurements):.2f})  ratio {ratio:.3f}{'' if inside else '  OUTSIDE 15 %'}{more}", flush=True)
+            rows.append({"case": self.title, "what": what, "predicted": predicted, "measured": real, "ratio": ratio, "inside": inside})
 
 
 def main():
@@ -93,18 +113,15 @@ def main():
     rows = []
     alone = plan(asked.model, "--ram-rate", "10")
     experts = alone["expert_bytes"]
-    ram = next(row for row in alone["memory"] if row["name"] == "RAM")
-    backbone = ram["total"] - ram["experts"]
     n_experts = max(layer["experts"] for layer in json.loads(run([BIN / "linkcpp", "manifest", "-m", asked.model, "--json"], env=environment()).stdout)["layers"])
     for workers in (int(n) for n in asked.workers.split(",")):
         if workers == 0:
-            predictions, measurements = [], []
+            case = Case("alone")
             env = environment()
-            measured(asked.model, env, 4)  # the page cache
+            measured(asked.model, env, 4, 16)  # the page cache
             for _ in range(asked.runs):
-                predictions.append(plan(asked.model)["decode"]["tokens_per_second"])
-                measurements.append(measured(asked.model, env, asked.tokens))
-            report("alone", predictions, measurements, rows)
+                case.add(plan(asked.model), measured(asked.model, env, asked.tokens, asked.prompt))
+            case.report(rows)
             continue
         threads = max(1, THREADS // workers)
         with Swarm(asked.model) as swarm:
@@ -116,19 +133,17 @@ def main():
                 with Delay(swarm.folder, delay_ms) as delay:
                     env = swarm.host_env(**delay.variables)
                     nodes = [{"name": f"worker{i + 1}", "memory": f"{experts}", "here": True, "threads": threads,
-                              "rtt_ms": delay.round_trip_ms} for i in range(workers)]
+                              **delay.link()} for i in range(workers)]
                     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                         json.dump(nodes, file)
                         file.flush()
-                        measured(asked.model, env, 4)
-                        predictions, measurements = [], []
+                        measured(asked.model, env, 4, 16)
+                        case = Case(f"{workers} worker{'s' if workers > 1 else ''}, {delay_ms:g} ms each way")
                         for _ in range(asked.runs):
-                            ours = plan(asked.model, "--ram", str(backbone + 4096), "--nodes", file.name, "--force-nodes")
+                            ours = plan(asked.model, "--nodes", file.name, "--force-nodes")
                             assert all(tier["tier"] == "swarm" for tier in ours["experts"] if tier["bytes"]), ours["experts"]
-                            predictions.append(ours["decode"]["tokens_per_second"])
-                            measurements.append(measured(asked.model, env, asked.tokens))
-                report(f"{workers} worker{'s' if workers > 1 else ''}, {delay_ms:g} ms each way", predictions, measurements, rows,
-                       f"  ({delay.round_trip_ms:.2f} ms round trip added)")
+                            case.add(ours, measured(asked.model, env, asked.tokens, asked.prompt))
+                case.report(rows, f"  ({delay.round_trip_ms:.2f} ms round trip added)")
     print(f"{sum(row['inside'] for row in rows)} of {len(rows)} within 15 %")
     if asked.json:
         pathlib.Path(asked.json).write_text(json.dumps(rows, indent=1))

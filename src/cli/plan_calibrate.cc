@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include "base/log.h"
 #include "kernel/calibrate.h"
 #include "kernel/device.h"
+#include "kernel/shape.h"
 #include "planner/step_costs.h"
 #include "worker/byte_size.h"
 
@@ -23,14 +25,13 @@ namespace linkcpp {
 namespace {
 
 constexpr double kSeconds = 0.5;
-constexpr std::uint64_t kMostBytes = 320ull << 20;  // many times what a core's own caches hold
-constexpr std::uint64_t kCovered = 92;              // percent of a token's bytes whose kinds are measured
-// llama.cpp's own work between two graphs of one token: 23 to 32 us on a Sapphire Rapids Xeon, three models (0.7.0).
-constexpr double kTokenSeconds = 25e-6;
+constexpr std::uint64_t kMostBytes =
+    512ull << 20;  // a server processor's last cache holds 300 MB, and keeps a part of what is a bit more
+constexpr std::uint64_t kCovered = 92;  // percent of a token's bytes whose kinds are measured
 
 // Two-dimensional weights that every token is multiplied with, and the experts; alike ones together.
 std::vector<MatrixKind> KindsOf(const ModelFile& model, const ModelSizes& sizes) {
-  using Key = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+  using Key = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, std::uint64_t, bool>;
   std::map<Key, MatrixKind> kinds;
   std::uint32_t n_used = 1;
   for (const LayerSizes& layer : sizes.layers) n_used = std::max(n_used, layer.n_used);
@@ -38,7 +39,9 @@ std::vector<MatrixKind> KindsOf(const ModelFile& model, const ModelSizes& sizes)
     const bool experts = tensor.ne[2] > 1;
     const bool looked_up = tensor.name == "token_embd.weight" && !sizes.tied_embeddings;
     if (tensor.ne[1] < 2 || tensor.ne[3] > 1 || looked_up || (experts && !ParseExpertTensorName(tensor.name))) continue;
-    MatrixKind& kind = kinds[{tensor.type, tensor.ne[0], tensor.ne[1], experts ? tensor.ne[2] : 0}];
+    const bool row_each = experts && tensor.name.find("down") != std::string::npos;
+    MatrixKind& kind = kinds[{tensor.type, tensor.ne[0], tensor.ne[1], experts ? tensor.ne[2] : 0, row_each}];
+    kind.row_each = row_each;
     kind.type = tensor.type;
     kind.n_in = static_cast<std::uint32_t>(tensor.ne[0]);
     kind.n_out = static_cast<std::uint32_t>(tensor.ne[1]);
@@ -116,12 +119,54 @@ double MeasureWake() {
   return times[kRounds / 2] / 2;
 }
 
+// Long messages one way between two threads, each copied once more at both ends, as a link does; the median of some, in
+// GB/s; 0 when there is no loopback.
+double MeasureLoopback() {
+  Pair pair;
+  if (!ConnectOnLoopback(pair)) return 0;
+  constexpr int kRounds = 9;
+  constexpr std::size_t kMessage = 8u << 20;
+  std::jthread sink([far = pair.far] {
+    std::vector<char> piece(256u << 10), message(kMessage);
+    for (int i = 0; i < kRounds; ++i) {
+      for (std::size_t at = 0; at < kMessage;) {
+        const ssize_t n = ::recv(far, piece.data(), std::min(piece.size(), kMessage - at), 0);
+        if (n <= 0) return;
+        std::copy_n(piece.data(), n, message.data() + at);
+        at += static_cast<std::size_t>(n);
+      }
+      if (::send(far, message.data(), 1, MSG_NOSIGNAL) != 1) return;
+    }
+  });
+  const std::vector<char> rows(kMessage, 1);
+  std::vector<char> message(kMessage);
+  std::vector<double> times;
+  for (int i = 0; i < kRounds; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    std::ranges::copy(rows, message.begin());
+    std::size_t at = 0;
+    while (at < kMessage) {
+      const ssize_t n = ::send(pair.near, message.data() + at, kMessage - at, MSG_NOSIGNAL);
+      if (n <= 0) break;
+      at += static_cast<std::size_t>(n);
+    }
+    char answer = 0;
+    if (at < kMessage || ::recv(pair.near, &answer, 1, MSG_WAITALL) != 1) {
+      ::shutdown(pair.near, SHUT_RDWR);
+      return 0;
+    }
+    times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::ranges::nth_element(times, times.begin() + kRounds / 2);
+  return kMessage / times[kRounds / 2] / 1e9;
+}
+
 Result<std::unique_ptr<Device>> Cpu(std::uint32_t n_threads) {
   static NullLog log;
   return Device::Open({.name = "cpu", .n_threads = static_cast<int>(n_threads), .backend_path = ""}, log);
 }
 
-LayerShape ShapeOf(const ModelSizes& sizes) {
+LayerShape LayerShapeOf(const ModelFile& model, const ModelSizes& sizes) {
   LayerShape shape{.n_embd = sizes.n_embd,
                    .n_head = std::max(sizes.n_head, 1u),
                    .n_head_kv = std::max(sizes.n_head_kv, 1u),
@@ -132,18 +177,54 @@ LayerShape ShapeOf(const ModelSizes& sizes) {
     shape.n_used = std::max(shape.n_used, layer.n_used);
     shape.n_ff = std::max(shape.n_ff, layer.n_ff_exp);
   }
+  const auto key = [&](const char* name) {
+    return static_cast<std::uint32_t>(model.Number(sizes.architecture + ".ssm." + name).value_or(0));
+  };
+  // A gated delta net: its convolution runs over keys twice and values, heads of keys divide those of values.
+  const std::uint32_t length = key("state_size"), keys = key("group_count"), values = key("time_step_rank");
+  const bool is_delta = length > 0 && keys > 0 && values % keys == 0 && key("inner_size") == length * values;
+  for (const TensorInfo& tensor : model.tensors()) {
+    if (!is_delta || !tensor.name.ends_with("ssm_conv1d.weight") || tensor.ne[1] != (2 * keys + values) * length)
+      continue;
+    shape.delta_length = length;
+    shape.delta_key_heads = keys;
+    shape.delta_value_heads = values;
+    shape.delta_taps = static_cast<std::uint32_t>(tensor.ne[0]);
+    break;
+  }
   return shape;
+}
+
+// A worker's speed with a prompt's batch, in bytes of slices times pairs: of the most common shape of experts.
+Result<double> WorkerBatchGbs(const ModelFile& model, const ModelSizes& sizes, Device& cpu, std::uint32_t n_batch) {
+  std::map<ExpertShape, std::uint32_t> shapes;
+  for (const MoeLayer& layer : model.moe_layers()) {
+    ASSIGN_OR_RETURN(const ExpertShape shape, ShapeOf(layer));
+    ++shapes[shape];
+  }
+  const auto common = std::ranges::max_element(shapes, {}, [](const auto& entry) { return entry.second; });
+  if (common == shapes.end()) return 0;
+  std::uint32_t n_experts = 1, n_used = 1;
+  for (const LayerSizes& layer : sizes.layers) {
+    n_experts = std::max(n_experts, layer.n_experts);
+    n_used = std::max(n_used, layer.n_used);
+  }
+  const auto a_pair =
+      CalibrateWorkerBatch(common->first, n_experts, n_used, sizes.ExpertBytes(), cpu, kSeconds / 2, n_batch);
+  if (!a_pair) return a_pair.error().code == FaultCode::kRefused ? Result<double>(0) : std::unexpected(a_pair.error());
+  return static_cast<double>(common->first.bytes()) / *a_pair / 1e9;
 }
 
 }  // namespace
 
-Result<void> CalibrateMachine(const ModelFile& model, const ModelSizes& sizes, Machine& machine,
+Result<void> CalibrateMachine(const ModelFile& model, const ModelSizes& sizes, std::uint32_t n_batch, Machine& machine,
                               std::vector<std::string>& assumptions) {
   const std::vector<MatrixKind> kinds = KindsOf(model, sizes);
   const std::uint64_t most_bytes = std::min(kMostBytes, AvailableMemory() / 4);
+  const LayerShape shape = LayerShapeOf(model, sizes);
   {
     ASSIGN_OR_RETURN(const auto cpu, Cpu(0));
-    ASSIGN_OR_RETURN(const Calibration all, Calibrate(kinds, ShapeOf(sizes), *cpu, kSeconds, most_bytes));
+    ASSIGN_OR_RETURN(const Calibration all, Calibrate(kinds, shape, *cpu, kSeconds, most_bytes));
     machine.dense_gbs = all.dense_gbs;
     machine.expert_gbs = all.expert_gbs;
     machine.attention_gbs = all.attention_gbs;
@@ -151,22 +232,59 @@ Result<void> CalibrateMachine(const ModelFile& model, const ModelSizes& sizes, M
     machine.router_seconds = all.router_seconds;
     machine.step_seconds = all.step_seconds;
     machine.graph_seconds = all.graph_seconds;
+    if (n_batch > 0) {
+      ASSIGN_OR_RETURN(const BatchCalibration batch, CalibrateBatch(kinds, shape, *cpu, 2 * kSeconds, n_batch));
+      machine.batch = {.n_rows = n_batch,
+                       .dense_gbs = batch.dense_gbs,
+                       .expert_gbs = batch.expert_gbs,
+                       .attention_seconds = batch.attention_seconds,
+                       .router_seconds = batch.router_seconds,
+                       .step_seconds = batch.step_seconds,
+                       .delta_net_seconds = batch.delta_net_seconds};
+    }
   }
   machine.wake_seconds = MeasureWake();
+  machine.loopback_gbs = MeasureLoopback();
+  timespec slice{};
+  if (::sched_rr_get_interval(0, &slice) == 0)
+    machine.slice_seconds = static_cast<double>(slice.tv_sec) + 1e-9 * static_cast<double>(slice.tv_nsec);
   machine.token_seconds = kTokenSeconds;
   assumptions.push_back(
       std::format("CPU on this model's shapes, measured now: matrices {:.1f}, experts {:.1f}, K and V {:.1f} GB/s",
                   machine.dense_gbs, machine.expert_gbs, machine.attention_gbs));
   assumptions.push_back("  beside them " + StepCostsText(machine));
-  std::map<std::uint32_t, double> by_threads{{0, machine.expert_gbs},
-                                             {std::max(1u, std::thread::hardware_concurrency()), machine.expert_gbs}};
+  if (n_batch > 0) {
+    std::string delta_net;
+    if (machine.batch.delta_net_seconds > 0)
+      delta_net = std::format(", its delta net {:.2f} ms", 1e3 * machine.batch.delta_net_seconds);
+    assumptions.push_back(std::format(
+        "  a batch of {}: matrices {:.0f}, experts {:.0f} GB/s of weights times rows; a layer's attention {:.2f} ms, "
+        "its "
+        "router {:.2f} ms{}, another step {:.2f} ms; over loopback {:.2f} GB/s",
+        n_batch, machine.batch.dense_gbs, machine.batch.expert_gbs, 1e3 * machine.batch.attention_seconds,
+        1e3 * machine.batch.router_seconds, delta_net, 1e3 * machine.batch.step_seconds, machine.loopback_gbs));
+  }
+  struct OfThreads {
+    double read_gbs, batch_gbs;
+  };
+  std::map<std::uint32_t, OfThreads> by_threads;
+  if (n_batch > 0 && std::ranges::any_of(machine.nodes, &Node::here)) {
+    ASSIGN_OR_RETURN(const auto cpu, Cpu(0));
+    ASSIGN_OR_RETURN(machine.batch.worker_gbs, WorkerBatchGbs(model, sizes, *cpu, n_batch));
+    by_threads[0] = by_threads[machine.n_cores] = {machine.expert_gbs, machine.batch.worker_gbs};
+  }
   for (Node& node : machine.nodes) {
-    if (!node.here || node.read_gbs > 0) continue;
+    if (!node.here) continue;
     if (!by_threads.contains(node.threads)) {
       ASSIGN_OR_RETURN(const auto cpu, Cpu(node.threads));
-      ASSIGN_OR_RETURN(by_threads[node.threads], CalibrateExperts(kinds, *cpu, kSeconds / 4, most_bytes));
+      OfThreads& measured = by_threads[node.threads];
+      ASSIGN_OR_RETURN(measured.read_gbs, CalibrateExperts(kinds, *cpu, kSeconds / 4, most_bytes));
+      if (n_batch > 0) {
+        ASSIGN_OR_RETURN(measured.batch_gbs, WorkerBatchGbs(model, sizes, *cpu, n_batch));
+      }
     }
-    node.read_gbs = by_threads[node.threads];
+    if (node.read_gbs == 0) node.read_gbs = by_threads[node.threads].read_gbs;
+    node.batch_gbs = by_threads[node.threads].batch_gbs;
   }
   return {};
 }

@@ -67,6 +67,7 @@ Result<void> RunPlan(const PlanArguments& arguments) {
   if (!kv) return Fail(FaultCode::kRefused, "--kv '{}' is neither f16, q8_0 nor q4_0", arguments.kv);
   wish.run.kv = *kv;
   MachineWish machine_wish = arguments.machine;
+  machine_wish.n_batch = arguments.batch;
   if (!machine_wish.swarm_url.empty()) {
     ASSIGN_OR_RETURN(machine_wish.swarm_token, ReadToken(arguments.token_file));
   }

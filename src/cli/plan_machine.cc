@@ -211,7 +211,7 @@ Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, con
       if (node.here && node.read_gbs == 0) node.read_gbs = *wish.ram_rate;
     }
   } else {
-    RETURN_IF_FAULT(CalibrateMachine(model, sizes, machine, assumptions));
+    RETURN_IF_FAULT(CalibrateMachine(model, sizes, wish.n_batch, machine, assumptions));
   }
   machine.amx = HasAmx();
   if (machine.amx)

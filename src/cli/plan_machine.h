@@ -1,6 +1,7 @@
 // The machine a plan is for, as the command line says it or as it is found here.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@ struct MachineWish {
   std::vector<std::string> vram;  // one size each, or NAME=size for a device here; {"none"}; empty: what is free
   std::optional<double> vram_rate, ram_rate;
   std::string ram, disk;               // "": what is available now; no disk
+  std::uint32_t n_batch = 0;           // rows of a prompt at once, to be measured; 0: prompts do not matter
   std::string nodes;                   // path of nodes.json
   std::string swarm_url, swarm_token;  // a running coordinator instead
 };

@@ -7,35 +7,17 @@
 #include <iterator>
 #include <vector>
 
+#include "kernel/calibrate_layers.h"
 #include "kernel/ggml_device.h"
 
 namespace linkcpp {
 namespace {
 
-using CalibrationClock = std::chrono::steady_clock;
-
 constexpr std::size_t kMostNodes = 2048;
-constexpr double kPatience = 3;  // times the seconds that were asked for
+constexpr double kPatience = 3;              // times the seconds that were asked for
+constexpr std::int64_t kBatchColumns = 256;  // a matrix that is too large for that is cut to a multiple of it
 // Every byte of the made-up weights: as a scale in F16 0.047, and no type reads it as NaN or a denormal.
 constexpr int kWeightByte = 0x2a;
-
-double SecondsSince(CalibrationClock::time_point start) {
-  return std::chrono::duration<double>(CalibrationClock::now() - start).count();
-}
-
-// The median of as many passes as fit into `seconds`, three at least, after one that is not counted.
-Result<double> MedianPass(double seconds, const std::function<Result<void>()>& pass) {
-  RETURN_IF_FAULT(pass());
-  std::vector<double> times;
-  const auto begin = CalibrationClock::now();
-  while (times.size() < 3 || (SecondsSince(begin) < seconds && times.size() < 10'000)) {
-    const auto start = CalibrationClock::now();
-    RETURN_IF_FAULT(pass());
-    times.push_back(SecondsSince(start));
-  }
-  std::ranges::nth_element(times, times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2));
-  return times[times.size() / 2];
-}
 
 // Matrices of one kind over up to `most_bytes`, each multiplied once a pass: seconds a byte.
 class KindBench {
@@ -90,7 +72,76 @@ class KindBench {
     return median / static_cast<double>(read * n_tensors);
   }
 
+  // A matrix, or some experts of a layer, with as many rows as a batch of `n_rows` tokens has for each: seconds a byte
+  // and row. Experts that would take too long are measured on fewer of them, and as many fewer tokens. Of a matrix two
+  // cuts of columns are measured, since turning the rows into the format of the product takes its time whatever the
+  // columns.
+  Result<double> SecondsAByteAndRow(double seconds, std::uint32_t n_rows) {
+    const double all = 2.0 * kind_.n_in * kind_.n_out * n_rows;
+    if (kind_.n_experts > 0) {
+      const std::int64_t used = std::clamp<std::int64_t>(kind_.n_used, 1, kind_.n_experts);
+      const std::int64_t experts = FewerExperts(kind_.n_experts, used, all * static_cast<double>(used));
+      const std::int64_t rows = std::max<std::int64_t>(1, std::int64_t{n_rows} * experts / kind_.n_experts);
+      ASSIGN_OR_RETURN(const double median, BatchPass(seconds, kind_.n_out, rows, experts, used));
+      return median / (MatrixBytes() * static_cast<double>(rows * used));
+    }
+    const double columns = kind_.n_out * std::min(1.0, kBatchOperations / all);
+    const std::int64_t many = static_cast<std::int64_t>(columns) / kBatchColumns * kBatchColumns;
+    const std::int64_t few = std::max(many / 4 / kBatchColumns, std::int64_t{1}) * kBatchColumns;
+    if (many <= few || many >= kind_.n_out) {
+      ASSIGN_OR_RETURN(const double median, BatchPass(seconds, kind_.n_out, n_rows, 0, 1));
+      return median / (MatrixBytes() * n_rows);
+    }
+    ASSIGN_OR_RETURN(const double short_pass, BatchPass(seconds / 2, few, n_rows, 0, 1));
+    ASSIGN_OR_RETURN(const double long_pass, BatchPass(seconds / 2, many, n_rows, 0, 1));
+    const auto a_column = std::max(0.0, long_pass - short_pass) / static_cast<double>(many - few);
+    const double whole = long_pass + a_column * static_cast<double>(kind_.n_out - many);
+    return whole / (MatrixBytes() * n_rows);
+  }
+
  private:
+  double MatrixBytes() const {
+    return static_cast<double>(ggml_row_size(static_cast<ggml_type>(kind_.type), kind_.n_in)) * kind_.n_out;
+  }
+
+  // Seconds of one product; `experts` 0: of a plain matrix.
+  Result<double> BatchPass(double seconds, std::int64_t n_out, std::int64_t rows, std::int64_t experts,
+                           std::int64_t used) {
+    const auto type = static_cast<ggml_type>(kind_.type);
+    const bool chosen = experts > 0;
+    const double operations = 2.0 * kind_.n_in * static_cast<double>(n_out * rows * used);
+    const std::uint64_t bytes =
+        ggml_row_size(type, kind_.n_in) * static_cast<std::uint64_t>(n_out * std::max<std::int64_t>(experts, 1));
+    const std::size_t turns = BatchTurns(bytes, kind_.stored_bytes, operations);
+    context_ = NewContext(2 * turns + 8, 2 * turns + 8);
+    std::vector<ggml_tensor*> weights;
+    for (std::size_t i = 0; i < turns; ++i) {
+      weights.push_back(chosen ? ggml_new_tensor_3d(context_.get(), type, kind_.n_in, n_out, experts)
+                               : ggml_new_tensor_2d(context_.get(), type, kind_.n_in, n_out));
+    }
+    RETURN_IF_FAULT(Place(weights));
+    const std::int64_t rows_each = kind_.row_each ? used : 1;
+    ggml_tensor* x = chosen ? ggml_new_tensor_3d(context_.get(), GGML_TYPE_F32, kind_.n_in, rows_each, rows)
+                            : ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, kind_.n_in, rows);
+    ggml_tensor* ids = ggml_new_tensor_2d(context_.get(), GGML_TYPE_I32, used, rows);
+    ggml_set_input(x);
+    ggml_set_input(ids);
+    ggml_cgraph* graph = ggml_new_graph_custom(context_.get(), 2 * turns + 8, false);
+    for (ggml_tensor* weight : weights) {
+      ggml_build_forward_expand(
+          graph, chosen ? ggml_mul_mat_id(context_.get(), weight, x, ids) : ggml_mul_mat(context_.get(), weight, x));
+    }
+    RETURN_IF_FAULT(device_.Allocate(graph));
+    const std::vector<float> halves(static_cast<std::size_t>(ggml_nelements(x)), 0.5f);
+    ggml_backend_tensor_set(x, halves.data(), 0, halves.size() * sizeof(float));
+    if (chosen) {
+      const std::vector<std::int32_t> choice = ChooseAtRandom(experts, used, rows);
+      ggml_backend_tensor_set(ids, choice.data(), 0, choice.size() * sizeof(std::int32_t));
+    }
+    ASSIGN_OR_RETURN(const double median, MedianPass(seconds, [&] { return device_.Compute(graph); }));
+    return median / static_cast<double>(turns);
+  }
+
   // Memory of the buffer type llama.cpp would choose, filled without being converted: only its layout is made up.
   Result<void> Place(const std::vector<ggml_tensor*>& weights) {
     ggml_backend_buffer_type_t type =
@@ -127,127 +178,6 @@ class KindBench {
   GgmlContext context_;
 };
 
-// Graphs of small steps on one row, each repeated so that starting the graph does not count: seconds a repetition.
-class StepBench {
- public:
-  StepBench(const LayerShape& shape, GgmlDevice& device, double seconds)
-      : shape_(shape), device_(device), seconds_(seconds) {}
-
-  Result<double> Steps(std::size_t n) {
-    Begin(n);
-    ggml_tensor *x = Row(shape_.n_embd), *other = Row(shape_.n_embd), *y = x;
-    for (std::size_t i = 0; i < n; ++i) {
-      y = i % 3 == 0 ? ggml_rms_norm(c_, y, kEpsilon) : i % 3 == 1 ? ggml_mul(c_, y, other) : ggml_add(c_, y, other);
-    }
-    Add(y);
-    return Run();
-  }
-
-  // `n` layers; attention alone when `only_attention`.
-  Result<double> Attention(std::size_t n, std::int64_t n_cells, bool only_attention) {
-    Begin(16 * n);
-    const std::int64_t length = shape_.head_length, heads = shape_.n_head, kv_heads = shape_.n_head_kv;
-    ggml_tensor *x = Row(shape_.n_embd), *weight = Row(shape_.n_embd), *norm = Row(length);
-    ggml_tensor* q = Input(ggml_new_tensor_3d(c_, GGML_TYPE_F32, length, heads, 1));
-    ggml_tensor* k = Input(ggml_new_tensor_3d(c_, GGML_TYPE_F32, length, kv_heads, 1));
-    ggml_tensor* v = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, length * kv_heads, 1));
-    ggml_tensor* position = Input(ggml_new_tensor_1d(c_, GGML_TYPE_I32, 1));
-    ggml_tensor* slot = Input(ggml_new_tensor_1d(c_, GGML_TYPE_I64, 1));
-    ggml_tensor* mask = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F16, n_cells, 1));
-    for (std::size_t i = 0; i < n; ++i) {
-      ggml_tensor* k_cache = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F16, length * kv_heads, n_cells));
-      ggml_tensor* v_cache = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F16, length * kv_heads, n_cells));
-      ggml_tensor* query = q;
-      if (!only_attention) {
-        Add(ggml_mul(c_, ggml_rms_norm(c_, x, kEpsilon), weight));
-        ggml_tensor* key = k;
-        if (shape_.qk_norms) {
-          query = ggml_mul(c_, ggml_rms_norm(c_, q, kEpsilon), norm);
-          key = ggml_mul(c_, ggml_rms_norm(c_, k, kEpsilon), norm);
-        }
-        query = Rope(query, position);
-        key = Rope(key, position);
-        Add(ggml_set_rows(c_, k_cache, ggml_reshape_2d(c_, key, length * kv_heads, 1), slot));
-        Add(ggml_set_rows(c_, v_cache, v, slot));
-      }
-      const std::size_t row = ggml_row_size(GGML_TYPE_F16, length * kv_heads),
-                        head = ggml_row_size(GGML_TYPE_F16, length);
-      ggml_tensor* keys = ggml_view_3d(c_, k_cache, length, n_cells, kv_heads, row, head, 0);
-      ggml_tensor* values = ggml_view_3d(c_, v_cache, length, n_cells, kv_heads, row, head, 0);
-      Add(ggml_flash_attn_ext(c_, ggml_permute(c_, query, 0, 2, 1, 3), keys, values, mask, 0.1f, 0, 0));
-      if (!only_attention) Add(x = ggml_add(c_, x, weight));
-    }
-    return Run();
-  }
-
-  Result<double> Router(std::size_t n) {
-    Begin((16 + 2 * shape_.n_used) * n);
-    const std::int64_t experts = shape_.n_experts, used = std::min(shape_.n_used, shape_.n_experts);
-    ggml_tensor *x = Row(shape_.n_embd), *weight = Row(shape_.n_embd), *logits = Row(experts);
-    ggml_tensor* gate = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, shape_.n_ff, used));
-    ggml_tensor* up = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, shape_.n_ff, used));
-    ggml_tensor* down = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, shape_.n_embd, used));
-    for (std::size_t i = 0; i < n; ++i) {
-      Add(ggml_mul(c_, ggml_rms_norm(c_, x, kEpsilon), weight));
-      ggml_tensor* probabilities = ggml_soft_max(c_, logits);
-      ggml_tensor* order = ggml_argsort(c_, probabilities, GGML_SORT_ORDER_DESC);
-      ggml_tensor* chosen = ggml_view_1d(c_, order, used, 0);
-      ggml_tensor* weights = ggml_get_rows(c_, ggml_reshape_2d(c_, probabilities, 1, experts), chosen);
-      weights = ggml_reshape_1d(c_, weights, used);
-      ggml_tensor* sum = ggml_clamp(c_, ggml_sum_rows(c_, weights), 1e-6f, 1e6f);
-      weights = ggml_reshape_2d(c_, ggml_div(c_, weights, sum), 1, used);
-      Add(ggml_swiglu_split(c_, gate, up));
-      ggml_tensor* weighed = ggml_mul(c_, down, weights);
-      ggml_tensor* total = ggml_view_1d(c_, weighed, shape_.n_embd, 0);
-      for (std::int64_t e = 1; e < used; ++e) {
-        total =
-            ggml_add(c_, total, ggml_view_1d(c_, weighed, shape_.n_embd, static_cast<std::size_t>(e) * weighed->nb[1]));
-      }
-      Add(x = ggml_add(c_, x, total));
-    }
-    return Run();
-  }
-
- private:
-  static constexpr float kEpsilon = 1e-6f;
-
-  void Begin(std::size_t n_nodes) {
-    context_ = NewContext(3 * n_nodes + 64, 3 * n_nodes + 64);
-    c_ = context_.get();
-    graph_ = ggml_new_graph_custom(c_, 3 * n_nodes + 64, false);
-    inputs_.clear();
-  }
-  ggml_tensor* Input(ggml_tensor* tensor) {
-    ggml_set_input(tensor);
-    inputs_.push_back(tensor);
-    return tensor;
-  }
-  ggml_tensor* Row(std::int64_t n) { return Input(ggml_new_tensor_1d(c_, GGML_TYPE_F32, n)); }
-  ggml_tensor* Rope(ggml_tensor* heads, ggml_tensor* position) {
-    const int dimensions = static_cast<int>(shape_.head_length / 2 * 2);
-    return ggml_rope_ext(c_, heads, position, nullptr, dimensions, GGML_ROPE_TYPE_NEOX, 4096, 10000, 1, 0, 1, 32, 1);
-  }
-  void Add(ggml_tensor* tensor) { ggml_build_forward_expand(graph_, tensor); }
-  Result<double> Run() {
-    RETURN_IF_FAULT(device_.Allocate(graph_));
-    std::vector<float> halves;
-    for (ggml_tensor* input : inputs_) {  // an input that no step uses has no memory
-      if (input->buffer == nullptr) continue;
-      halves.assign(ggml_nbytes(input) / sizeof(float) + 1, input->type == GGML_TYPE_F32 ? 0.5f : 0.0f);
-      ggml_backend_tensor_set(input, halves.data(), 0, ggml_nbytes(input));
-    }
-    return MedianPass(seconds_, [&] { return device_.Compute(graph_); });
-  }
-
-  const LayerShape& shape_;
-  GgmlDevice& device_;
-  const double seconds_;
-  GgmlContext context_;
-  ggml_context* c_ = nullptr;
-  ggml_cgraph* graph_ = nullptr;
-  std::vector<ggml_tensor*> inputs_;
-};
-
 struct Rates {
   double dense_gbs = 0, expert_gbs = 0;
 };
@@ -270,13 +200,56 @@ Result<Rates> MatrixRates(std::span<const MatrixKind> kinds, GgmlDevice& device,
                .expert_gbs = expert_seconds > 0 ? expert_bytes / expert_seconds / 1e9 : 0};
 }
 
+// The rates of a batch's rows; `kinds` as above.
+Result<Rates> BatchMatrixRates(std::span<const MatrixKind> kinds, GgmlDevice& device, double seconds,
+                               std::uint32_t n_rows) {
+  double dense_bytes = 0, dense_seconds = 0, expert_bytes = 0, expert_seconds = 0;
+  const double share = seconds / static_cast<double>(std::max<std::size_t>(kinds.size(), 1));
+  const auto begin = CalibrationClock::now();
+  for (const MatrixKind& kind : kinds) {
+    const bool has_alike = kind.n_experts > 0 ? expert_bytes > 0 : dense_bytes > 0;
+    if (has_alike && SecondsSince(begin) > kPatience * seconds) continue;
+    ASSIGN_OR_RETURN(const double a_byte, KindBench(kind, device).SecondsAByteAndRow(share, n_rows));
+    const auto bytes = static_cast<double>(kind.token_bytes);
+    (kind.n_experts > 0 ? expert_bytes : dense_bytes) += bytes;
+    (kind.n_experts > 0 ? expert_seconds : dense_seconds) += bytes * a_byte;
+  }
+  return Rates{.dense_gbs = dense_seconds > 0 ? dense_bytes / dense_seconds / 1e9 : 0,
+               .expert_gbs = expert_seconds > 0 ? expert_bytes / expert_seconds / 1e9 : 0};
+}
+
+std::vector<MatrixKind> ExpertsOnly(std::span<const MatrixKind> kinds) {
+  std::vector<MatrixKind> experts;
+  std::ranges::copy_if(kinds, std::back_inserter(experts), [](const MatrixKind& kind) { return kind.n_experts > 0; });
+  return experts;
+}
+
 }  // namespace
+
+Result<BatchCalibration> CalibrateBatch(std::span<const MatrixKind> kinds, const LayerShape& layer, Device& device,
+                                        double seconds, std::uint32_t n_rows) {
+  auto& ggml = static_cast<GgmlDevice&>(device);
+  BatchCalibration result;
+  ASSIGN_OR_RETURN(const Rates rates, BatchMatrixRates(kinds, ggml, 0.6 * seconds, n_rows));
+  result.dense_gbs = rates.dense_gbs;
+  result.expert_gbs = rates.expert_gbs;
+  StepBench steps(layer, ggml, 0.1 * seconds, n_rows);
+  constexpr std::size_t kSteps = 12;
+  ASSIGN_OR_RETURN(const double chain, steps.Steps(kSteps));
+  result.step_seconds = chain / kSteps;
+  const std::int64_t cells = (std::int64_t{n_rows} + 255) / 256 * 256;
+  ASSIGN_OR_RETURN(result.attention_seconds, steps.Attention(1, cells, false));
+  ASSIGN_OR_RETURN(result.router_seconds, steps.Router(1));
+  if (layer.delta_length > 0) {
+    ASSIGN_OR_RETURN(result.delta_net_seconds, steps.DeltaNet(1));
+  }
+  return result;
+}
 
 Result<double> CalibrateExperts(std::span<const MatrixKind> kinds, Device& device, double seconds,
                                 std::uint64_t most_bytes) {
-  std::vector<MatrixKind> experts;
-  std::ranges::copy_if(kinds, std::back_inserter(experts), [](const MatrixKind& kind) { return kind.n_experts > 0; });
-  ASSIGN_OR_RETURN(const Rates rates, MatrixRates(experts, static_cast<GgmlDevice&>(device), seconds, most_bytes));
+  ASSIGN_OR_RETURN(const Rates rates,
+                   MatrixRates(ExpertsOnly(kinds), static_cast<GgmlDevice&>(device), seconds, most_bytes));
   return rates.expert_gbs;
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/result.h"
 #include "kernel/device.h"
+#include "kernel/expert_stack.h"
 
 namespace linkcpp {
 
@@ -21,12 +22,15 @@ struct MatrixKind {
   std::uint32_t n_experts = 0, n_used = 0;  // n_experts 0: a plain matrix
   std::uint64_t stored_bytes = 0;           // the memory to spread them over: what is read before one is read again
   std::uint64_t token_bytes = 0;            // of it read for one token
+  bool row_each = false;  // experts: each chosen one has a row of its own (a down projection), not all the token's
 };
 
 // What a layer does beside multiplying by weights.
 struct LayerShape {
   std::uint32_t n_embd = 1, n_head = 1, n_head_kv = 1, head_length = 64, n_experts = 1, n_used = 1, n_ff = 1;
   bool qk_norms = false;
+  // Of gated delta nets; delta_length 0: there are none.
+  std::uint32_t delta_length = 0, delta_key_heads = 0, delta_value_heads = 0, delta_taps = 0;
 };
 
 struct Calibration {
@@ -40,6 +44,16 @@ struct Calibration {
   double graph_seconds = 0;   // starting and ending a graph of one small step
 };
 
+// A prompt's batch of rows, all at once. A batch of n rows takes n * bytes / rate with matrices of `bytes`, and
+// pairs * bytes of a slice / rate with experts that are drawn evenly.
+struct BatchCalibration {
+  double dense_gbs = 0, expert_gbs = 0;  // 10^9 bytes of weights times rows a second
+  double attention_seconds = 0;  // of a layer, all rows: norms, rope, the cache, attention over the batch itself
+  double router_seconds = 0;     // of a layer with experts, with the router's matrix
+  double step_seconds = 0;       // any other step, all rows
+  double delta_net_seconds = 0;  // of a layer: convolution, norms, recurrence; 0: the model has none
+};
+
 // `kinds`: the most important first; when getting memory takes long, later ones are left out. Takes about `seconds`
 // beside what it takes to get memory, of which it uses up to `most_bytes`. A rate without a kind is 0. kLocal: no
 // memory, or the device failed. One thread at a time per Device.
@@ -48,5 +62,15 @@ Result<Calibration> Calibrate(std::span<const MatrixKind> kinds, const LayerShap
 // The experts' rate alone, as far as there are kinds of them.
 Result<double> CalibrateExperts(std::span<const MatrixKind> kinds, Device& device, double seconds,
                                 std::uint64_t most_bytes);
+
+// The same for a batch of `n_rows` tokens: about `seconds`, or three passes of each where that takes longer.
+Result<BatchCalibration> CalibrateBatch(std::span<const MatrixKind> kinds, const LayerShape& layer, Device& device,
+                                        double seconds, std::uint32_t n_rows);
+
+// What a worker takes for each (row, expert) pair of such a batch: an ExpertStack as it runs dispatches, on experts of
+// a layer with `n_experts`, `n_used` of them a row; `stored_bytes` of all layers. Seconds a pair. kRefused: a shape
+// that no recipe fits.
+Result<double> CalibrateWorkerBatch(const ExpertShape& shape, std::uint32_t n_experts, std::uint32_t n_used,
+                                    std::uint64_t stored_bytes, Device& device, double seconds, std::uint32_t n_rows);
 
 }  // namespace linkcpp

@@ -25,12 +25,23 @@ struct Node {
   std::uint64_t memory_bytes = 0;  // for slices
   double read_gbs = 0;             // how fast it reads them
   double rtt_ms = 0;               // one small request and its answer, without computing
-  double up_mbits = 0;             // from the backbone to the node
+  double up_mbits = 0;             // from the backbone to the node; 0 for a node here: as fast as loopback
   double down_mbits = 0;           // from the node to the backbone
   double tflops = 0.2;
-  bool here = false;  // a worker on this machine: its kernel shares our memory and cores, rtt_ms is what is added
+  double batch_gbs = 0;  // as BatchRates::expert_gbs, measured for a node here; 0: by tflops
+  bool here = false;     // a worker on this machine: its kernel shares our memory and cores, rtt_ms is what is added
   std::uint32_t threads = 0;  // of a worker here; 0: one a core
   bool joined = false;        // runs, and has joined the coordinator that the plan is for
+};
+
+// What a batch of a prompt takes on the CPU, all of its rows at once.
+struct BatchRates {
+  std::uint32_t n_rows = 0;  // that it is of; 0: nothing was measured or assumed
+  double dense_gbs = 0;      // weights times rows, 10^9 bytes a second; 0: by cpu_tflops
+  double expert_gbs = 0;     // likewise, of experts that are drawn evenly; 0: by cpu_tflops
+  double worker_gbs = 0;     // likewise of a worker here with all cores, with what it does around the products
+  double attention_seconds = 0, router_seconds = 0, step_seconds = 0;  // of a layer, all rows
+  double delta_net_seconds = 0;                                        // of a layer's recurrence; 0: only its steps
 };
 
 struct Machine {
@@ -45,11 +56,14 @@ struct Machine {
   double graph_seconds = 0;                          // starting and ending a graph
   double token_seconds = 0;                          // llama.cpp's own work for a token, between two graphs
   double wake_seconds = 0;                           // waking a sleeping thread, half a round trip on loopback
+  BatchRates batch;
+  double loopback_gbs = 0;  // a long message between two threads here, copied at both ends; 0: links cost nothing
   double cpu_tflops = 0;
-  std::uint32_t n_cores = 0;  // 0: not known, workers here share nothing
-  double link_gbs = 0;        // between RAM and devices
-  bool amx = false;           // ggml packs the CPU's matrices for AMX, which makes some of them larger
-  double disk_gbs = 0;        // 0: experts may not stay on disk
+  std::uint32_t n_cores = 0;     // 0: not known, workers here share nothing
+  double slice_seconds = 0.003;  // that the scheduler lets a thread run while another waits for its core
+  double link_gbs = 0;           // between RAM and devices
+  bool amx = false;              // ggml packs the CPU's matrices for AMX, which makes some of them larger
+  double disk_gbs = 0;           // 0: experts may not stay on disk
   std::vector<Node> nodes;
 };
 

@@ -68,7 +68,7 @@ Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view nam
     };
     const bool measured = node.here && !text.read_gbs;
     const auto read_gbs = or_if_here(text.read_gbs, 1), rtt_ms = or_if_here(text.rtt_ms, 0);
-    const auto up_mbits = or_if_here(text.up_mbits, 20'000), down_mbits = or_if_here(text.down_mbits, 20'000);
+    const auto up_mbits = or_if_here(text.up_mbits, 1), down_mbits = or_if_here(text.down_mbits, 1);
     struct Field {
       const char* key;
       const std::optional<double>& value;
@@ -90,6 +90,8 @@ Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view nam
       field.into = *field.value;
     }
     if (measured) node.read_gbs = 0;
+    if (node.here && !text.up_mbits) node.up_mbits = 0;
+    if (node.here && !text.down_mbits) node.down_mbits = 0;
     nodes.push_back(std::move(node));
   }
   if (nodes.empty()) return Fail(FaultCode::kRefused, "{}: there is no node in it", name);

@@ -5,76 +5,18 @@
 #include <map>
 #include <utility>
 
+#include "planner/swarm_layer.h"
+
 namespace linkcpp {
 namespace {
 
-constexpr double kGiga = 1e9, kTera = 1e12;
+constexpr double kTera = 1e12;
 constexpr std::uint64_t kStatePasses = 6;
-constexpr double kHopsBesideRoundTrip = 4;
-constexpr double kWorkerSteps =
-    3;  // of a worker's graph beside products: rows gathered, the activation, rows put in order
-
-double Seconds(double bytes, double gbs) {
-  return gbs > 0 ? bytes / (gbs * kGiga) : 0;
-}
-
-double MbitSeconds(double bytes, double mbits) {
-  return mbits > 0 ? bytes * 8 / (mbits * 1e6) : 0;
-}
-
-// P(every node w gets at most limit[w] of n draws), draws independent, node w with probability p[w].
-double NoneAbove(std::span<const double> p, std::span<const int> limit, int n) {
-  std::vector<double> ways(static_cast<std::size_t>(n) + 1, 0.0), next(ways.size());
-  ways[0] = 1;  // ways[j]: the sum over the nodes so far of prod p^m / m!, with j draws given out
-  for (std::size_t w = 0; w < p.size(); ++w) {
-    std::ranges::fill(next, 0.0);
-    double term = 1;
-    for (int m = 0; m <= std::min(limit[w], n); ++m) {
-      if (m > 0) term *= p[w] / m;
-      for (int j = 0; j + m <= n; ++j)
-        next[static_cast<std::size_t>(j + m)] += ways[static_cast<std::size_t>(j)] * term;
-    }
-    std::swap(ways, next);
-  }
-  double factorial = 1;
-  for (int i = 2; i <= n; ++i) factorial *= i;
-  return std::clamp(ways.back() * factorial, 0.0, 1.0);
-}
-
-// The expectation of the largest of fixed[w] + m_w * each[w] over nodes that got m_w > 0 of n draws.
-double ExpectedSlowest(std::span<const double> p, std::span<const double> fixed, std::span<const double> each, int n) {
-  std::vector<double> times;
-  for (std::size_t w = 0; w < p.size(); ++w) {
-    for (int m = 1; m <= n; ++m) times.push_back(fixed[w] + m * each[w]);
-  }
-  std::ranges::sort(times);
-  times.erase(std::ranges::unique(times).begin(), times.end());
-  double expectation = 0, before = 0;
-  std::vector<int> limit(p.size());
-  for (const double time : times) {
-    for (std::size_t w = 0; w < p.size(); ++w) {
-      if (fixed[w] + each[w] > time) {
-        limit[w] = 0;
-      } else if (fixed[w] + n * each[w] <= time) {
-        limit[w] = n;
-      } else {
-        limit[w] = static_cast<int>(std::floor((time - fixed[w]) / each[w] + 1e-9));
-      }
-    }
-    const double at_most = NoneAbove(p, limit, n);
-    expectation += time * std::max(0.0, at_most - before);
-    before = std::max(before, at_most);
-  }
-  return expectation;
-}
-
-std::vector<double> NodeShares(std::span<const Node> nodes) {
-  double total = 0;
-  for (const Node& node : nodes) total += static_cast<double>(node.memory_bytes);
-  std::vector<double> shares;
-  for (const Node& node : nodes) shares.push_back(static_cast<double>(node.memory_bytes) / total);
-  return shares;
-}
+constexpr std::uint32_t kDeltaNetSteps = 27;      // of LayerSizes::n_steps, of which
+constexpr std::uint32_t kDeltaNetPlainSteps = 3;  // are as large as a row and not measured with the recurrence
+// llama.cpp's own work for a row of a batch, between graphs: masks, positions, ids; 2.4 and 3.4 ms for 512 rows on two
+// models (a Sapphire Rapids Xeon, 0.7.0).
+constexpr double kHostSecondsARow = 5.5e-6;
 
 // Adds up seconds by (what, bound).
 class Sum {
@@ -211,24 +153,26 @@ class Predictor {
     sum.Add("swarm", "uplink", std::max(0.0, wire - rtt));
   }
 
-  // One batch of n_batch tokens.
+  // One batch of n_batch tokens, into an empty cache. Of the last layer's experts only one row is asked for: llama.cpp
+  // needs the logits of a prompt's last token.
   Speed Prefill() const {
     Sum sum;
     const double n = options_.n_batch;
-    const double flops_per_byte = 2 * WeightsPerByte();
+    const Engine output = EngineOf(place_.output_device);
+    sum.Add(output.name, "bandwidth", Seconds(static_cast<double>(sizes_.output_bytes), output.gbs));
+    sum.Add("host", "steps", machine_.token_seconds > 0 ? machine_.token_seconds + n * kHostSecondsARow : 0);
     for (std::size_t il = 0; il < sizes_.layers.size(); ++il) {
       const LayerSizes& layer = sizes_.layers[il];
       const Engine engine = EngineOf(place_.layers[il].device);
-      const auto trunk = static_cast<double>(layer.backbone_bytes);
-      sum.AddWork(engine.name, Seconds(trunk, engine.gbs), n * trunk * flops_per_byte / (engine.tflops * kTera));
+      const bool last = il + 1 == sizes_.layers.size();
+      AddTrunk(sum, layer, engine, last);
       if (layer.expert_bytes == 0) continue;
-      const double touched = DistinctExperts(layer.n_experts, layer.n_used, n) * static_cast<double>(layer.slice_bytes);
-      const double flops = 2 * n * layer.n_used * static_cast<double>(layer.expert_elements) / layer.n_experts;
-      const auto work = [&](const std::string& what, double gbs, double tflops) {
-        sum.AddWork(what, Seconds(touched, gbs), flops / (tflops * kTera));
-      };
+      const double rows = last ? 1 : n;
+      const double touched =
+          DistinctExperts(layer.n_experts, layer.n_used, rows) * static_cast<double>(layer.slice_bytes);
+      const double flops = 2 * rows * layer.n_used * static_cast<double>(layer.expert_elements) / layer.n_experts;
       switch (place_.layers[il].experts) {
-        case Tier::kVram: work("VRAM", engine.gbs, engine.tflops); break;
+        case Tier::kVram: sum.AddWork("VRAM", Seconds(touched, engine.gbs), flops / (engine.tflops * kTera)); break;
         case Tier::kRam:
         case Tier::kDisk: {
           const bool disk = place_.layers[il].experts == Tier::kDisk;
@@ -240,34 +184,86 @@ class Predictor {
             sum.Add(source < machine_.link_gbs ? what : "copying to the device", "bandwidth", copying);
             sum.AddWork("VRAM", Seconds(touched, engine.gbs), flops / (engine.tflops * kTera));
           } else {
-            work(what, source, machine_.cpu_tflops);
+            const double pairs = rows * layer.n_used * static_cast<double>(layer.slice_bytes);
+            const double computing = machine_.batch.expert_gbs > 0 && !last ? Seconds(pairs, machine_.batch.expert_gbs)
+                                                                            : flops / (machine_.cpu_tflops * kTera);
+            sum.AddWork(what, Seconds(touched, disk ? source : last ? ExpertGbs() : source), computing);
           }
           break;
         }
-        case Tier::kSwarm: AddSwarmPrefill(sum, layer, touched, flops); break;
+        case Tier::kSwarm:
+          if (last) {
+            AddSwarmDecode(sum, layer);
+          } else {
+            AddSwarmPrefill(sum, layer, touched, flops);
+          }
+          break;
         case Tier::kNowhere: break;
       }
     }
     return sum.Of(n);
   }
 
+  // All of a layer but its experts. A router's matrix counts twice, with the trunk and in router_seconds: it is small.
+  void AddTrunk(Sum& sum, const LayerSizes& layer, const Engine& engine, bool last) const {
+    const double n = options_.n_batch;
+    const auto trunk = static_cast<double>(layer.backbone_bytes);
+    const BatchRates& batch = machine_.batch;
+    const double computing = engine.is_cpu && batch.dense_gbs > 0
+                                 ? Seconds(trunk * n, batch.dense_gbs)
+                                 : n * trunk * 2 * WeightsPerByte() / (engine.tflops * kTera);
+    sum.AddWork(engine.name, Seconds(trunk, engine.gbs), computing);
+    if (!engine.is_cpu || batch.n_rows == 0) return;
+    std::uint32_t n_steps = layer.n_steps;
+    double seconds = 0;
+    if (layer.recurrent_bytes > 0 && batch.delta_net_seconds > 0 && n_steps >= kDeltaNetSteps) {
+      n_steps -= kDeltaNetSteps - kDeltaNetPlainSteps;
+      seconds += batch.delta_net_seconds;
+    }
+    seconds += n_steps * batch.step_seconds + (layer.k_elements > 0 ? batch.attention_seconds : 0);
+    // What was measured or assumed is of n_rows rows.
+    sum.Add(engine.name, "steps", seconds * n / batch.n_rows);
+    if (layer.n_experts > 0)
+      sum.Add(engine.name, "steps", last ? machine_.router_seconds : batch.router_seconds * n / batch.n_rows);
+  }
+
   // A batch is large enough for every node to get its share: the slowest node's share is what the layer waits for.
+  // Workers here share cores, and what goes over loopback is copied by the same cores.
   void AddSwarmPrefill(Sum& sum, const LayerSizes& layer, double touched, double flops) const {
     const std::vector<double> shares = NodeShares(machine_.nodes);
     double slowest = 0, worker = 0, rtt = 0;
+    double here_pairs = 0, here_wire = 0, here_rtt = 0;
+    std::vector<std::pair<double, std::uint32_t>> here;
     for (std::size_t w = 0; w < shares.size(); ++w) {
       const Node& node = machine_.nodes[w];
       const double sent = options_.n_batch * (1 - std::pow(1 - shares[w], layer.n_used));  // tokens with an expert here
       const double back = options_.n_batch * layer.n_used * shares[w];                     // a row for each pair
-      const double compute =
-          std::max(Seconds(touched * shares[w], node.read_gbs), flops * shares[w] / (node.tflops * kTera));
+      const double compute = node.batch_gbs > 0 ? Seconds(back * static_cast<double>(layer.slice_bytes), node.batch_gbs)
+                                                : std::max(Seconds(touched * shares[w], node.read_gbs),
+                                                           flops * shares[w] / (node.tflops * kTera));
       const auto row = static_cast<double>(row_bytes_);
-      const double all = node.rtt_ms / 1000 + compute + MbitSeconds(sent * row, node.up_mbits) +
-                         MbitSeconds(back * row, node.down_mbits);
+      const double wire = LinkSeconds(node, machine_, sent * row, node.up_mbits) +
+                          LinkSeconds(node, machine_, back * row, node.down_mbits);
+      if (node.here) {
+        here.emplace_back(compute, node.threads > 0 ? node.threads : std::max(1u, machine_.n_cores));
+        here_pairs += back;
+        here_wire += wire;
+        here_rtt = std::max(here_rtt, node.rtt_ms / 1000);
+        continue;
+      }
+      const double all = node.rtt_ms / 1000 + compute + wire;
       if (all <= slowest) continue;
       slowest = all;
       worker = compute;
       rtt = node.rtt_ms / 1000;
+    }
+    const double here_compute =
+        std::max(Makespan(here, std::max(1u, machine_.n_cores), machine_.slice_seconds),
+                 Seconds(here_pairs * static_cast<double>(layer.slice_bytes), machine_.batch.worker_gbs));
+    if (here_rtt + here_compute + here_wire > slowest) {
+      slowest = here_rtt + here_compute + here_wire;
+      worker = here_compute;
+      rtt = here_rtt;
     }
     sum.Add("swarm", "worker", worker);
     sum.Add("swarm", "round trip", rtt);
@@ -300,45 +296,6 @@ double BreakEvenRttMs(std::uint64_t local_bytes, double local_gbs, std::uint64_t
 double DistinctExperts(std::uint32_t n_experts, std::uint32_t n_used, double n_tokens) {
   if (n_experts == 0) return 0;
   return n_experts * (1 - std::pow(1 - static_cast<double>(n_used) / n_experts, n_tokens));
-}
-
-SwarmLayer PredictSwarmLayer(const LayerSizes& layer, const Machine& machine, std::uint64_t row_bytes) {
-  SwarmLayer result;
-  const std::span<const Node> nodes = machine.nodes;
-  if (nodes.empty()) return result;
-  const std::vector<double> shares = NodeShares(nodes);
-  std::vector<double> fixed, each, kernel, nothing(nodes.size(), 0.0);
-  const auto row = static_cast<double>(row_bytes), slice = static_cast<double>(layer.slice_bytes);
-  double here_share = 0, workers_here = 0;
-  for (std::size_t w = 0; w < nodes.size(); ++w) {
-    const Node& node = nodes[w];
-    kernel.push_back(Seconds(slice, node.read_gbs));
-    fixed.push_back(node.rtt_ms / 1000 + MbitSeconds(row, node.up_mbits));
-    each.push_back(kernel.back() + MbitSeconds(row, node.down_mbits));
-    const double distinct = 1 - std::pow(1 - shares[w], layer.n_used);
-    result.workers += distinct;
-    if (node.here) {
-      here_share += shares[w];
-      workers_here += distinct;
-    }
-  }
-  result.seconds = ExpectedSlowest(shares, fixed, each, static_cast<int>(layer.n_used));
-  result.kernel_seconds = ExpectedSlowest(shares, nothing, kernel, static_cast<int>(layer.n_used));
-  // Workers here share memory and cores: together they are no faster than this machine.
-  const double together = Seconds(here_share * layer.n_used * slice, machine.expert_gbs);
-  if (together > result.kernel_seconds) {
-    result.seconds += together - result.kernel_seconds;
-    result.kernel_seconds = together;
-  }
-  // A dispatch wakes the link's thread, the worker's kernel, its link again and the host, beside the two that a round
-  // trip counts; three graphs start and end: the worker's, and the host's around it. On workers here all of that runs
-  // on the same cores, one worker after the other, and so does the loopback round trip.
-  const double hops = kHopsBesideRoundTrip * machine.wake_seconds;
-  const double first = workers_here > 0 ? hops + 2 * machine.wake_seconds : hops;
-  const double further = std::max(0.0, workers_here - 1) * (hops + 2 * machine.wake_seconds);
-  result.hop_seconds = first + further + 3 * machine.graph_seconds + kWorkerSteps * machine.step_seconds;
-  result.seconds += result.hop_seconds;
-  return result;
 }
 
 Prediction Predict(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "planner/swarm_layer.h"
 #include "planner/test_models.h"
 
 namespace linkcpp {
@@ -95,6 +96,32 @@ TEST(SwarmLayer, WorkersHereShareOneMachine) {
   EXPECT_LT(PredictSwarmLayer(Layer(8), machine, 0).kernel_seconds, layer.kernel_seconds);
 }
 
+TEST(Makespan, ThreadsTakeTurnsOnCores) {
+  using Jobs = std::vector<std::pair<double, std::uint32_t>>;
+  EXPECT_EQ(Makespan(Jobs{{2, 1}, {1, 1}}, 2, 100), 2) << "a core each";
+  EXPECT_EQ(Makespan(Jobs{{2, 1}, {2, 1}, {2, 1}}, 2, 100), 4) << "the third waits for a core";
+  EXPECT_EQ(Makespan(Jobs{{2, 2}, {2, 2}}, 2, 100), 4);
+  EXPECT_NEAR(Makespan(Jobs{{2, 1}, {2, 1}, {2, 1}}, 2, 0.1), 3, 0.11) << "shared in short slices";
+  EXPECT_EQ(Makespan(Jobs{{2, 1}, {2, 1}, {2, 1}}, 2, 0.001), 3);
+}
+
+TEST(SwarmLayer, MoreWorkersHereThanCoresTakeTurns) {
+  Node here = NodeAt(0);
+  here.here = true;
+  here.threads = 1;
+  here.read_gbs = 10;
+  Machine machine = With({here, here, here});
+  machine.n_cores = 3;
+  machine.expert_gbs = 30;
+  const double side_by_side = PredictSwarmLayer(Layer(3), machine, 0).kernel_seconds;
+  machine.n_cores = 2;
+  const double in_turns = PredictSwarmLayer(Layer(3), machine, 0).kernel_seconds;
+  // Of 27 draws 3 put all on one worker (3 slices long), 18 two and one (2), and 6 one on each: 1 side by side, 2 in
+  // turns.
+  EXPECT_NEAR(side_by_side, (3 * 3 + 18 * 2 + 6 * 1) / 27.0 * kSlice / 10e9, 1e-9);
+  EXPECT_NEAR(in_turns, (3 * 3 + 18 * 2 + 6 * 2) / 27.0 * kSlice / 10e9, 1e-9);
+}
+
 TEST(SwarmLayer, WakeUpsCountOnceForNodesAwayAndForEachWorkerHere) {
   Machine machine = With({NodeAt(0), NodeAt(0)});
   machine.wake_seconds = 10e-6;
@@ -133,6 +160,27 @@ TEST(Predict, DecodeIsReadingEachTierOnce) {
   EXPECT_NEAR(prediction.decode.tokens_per_second, 40e9 / bytes, 1e-6);
   EXPECT_LT(prediction.decode_full.tokens_per_second, prediction.decode.tokens_per_second);
   EXPECT_EQ(prediction.decode.shares.size(), 1u);
+}
+
+// A batch's figures are taken as they were measured; of the last layer one row goes through the experts.
+TEST(Predict, PrefillIsTheSumOfWhatWasMeasured) {
+  const ModelSizes sizes = test::SizesOf("qwen3-30b");
+  Machine machine{.devices = {}, .ram_bytes = 128 * kGib, .ram_gbs = 1e6, .cpu_tflops = 1e6, .nodes = {}};
+  machine.batch = {.n_rows = 512,
+                   .dense_gbs = 100,
+                   .expert_gbs = 20,
+                   .attention_seconds = 0.01,
+                   .router_seconds = 0.002,
+                   .step_seconds = 0.5};
+  const RunOptions options{.context = 4096};
+  const Placement place = PlaceModel(sizes, machine, options, true);
+  double seconds = 0;
+  for (const LayerSizes& layer : sizes.layers) {
+    seconds += 512.0 * static_cast<double>(layer.backbone_bytes) / 100e9 + 0.01 + 0.5 * layer.n_steps;
+    if (layer.layer + 1 < sizes.layers.size())
+      seconds += 512.0 * 8 * static_cast<double>(layer.slice_bytes) / 20e9 + 0.002;
+  }
+  EXPECT_NEAR(512 / Predict(sizes, machine, options, place).prefill.tokens_per_second, seconds, 0.001 * seconds);
 }
 
 TEST(Predict, AFasterLinkIsNeverSlower) {

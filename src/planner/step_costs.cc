@@ -13,7 +13,11 @@ constexpr double kAttentionFlops = 8e9, kFarAttentionFlops = 5e9;
 constexpr double kFewCells = 256, kFlopsAValue = 4;  // a product and a sum, with K and with V
 // Steps of attention beside it (norm, two rotations, two rows of the cache, adding up), and those of a router.
 constexpr double kAttentionSteps = 8, kNormSteps = 4, kRouterSteps = 11;
-constexpr double kGraphSeconds = 5e-6, kWakeSeconds = 8.5e-6, kTokenSeconds = 25e-6;
+// Of a batch: attention among 512 rows in operations a second and core, a delta net's recurrence likewise (a value of
+// its state is scaled, read, changed and read again for each token).
+constexpr double kRows = 512, kBatchAttentionFlops = 35e9, kFlopsAStateValue = 8, kStateFlops = 12e9;
+constexpr double kLoopbackGbs = 3;  // 2.4 to 4.1
+constexpr double kGraphSeconds = 5e-6, kWakeSeconds = 8.5e-6;
 constexpr double kBytesAValue = 4;  // K and V in f16
 
 }  // namespace
@@ -30,6 +34,16 @@ void AssumeStepCosts(const ModelSizes& sizes, Machine& machine) {
   std::uint32_t n_used = 0;
   for (const LayerSizes& layer : sizes.layers) n_used = std::max(n_used, layer.n_used);
   machine.router_seconds = (kRouterSteps + n_used) * machine.step_seconds;
+  BatchRates& batch = machine.batch;
+  batch.n_rows = kRows;
+  batch.step_seconds = kStepSeconds + kStepSecondsAValue * sizes.n_embd * kRows;
+  batch.attention_seconds = kFlopsAValue * values * kRows * kRows / (kBatchAttentionFlops * cores) +
+                            (kAttentionSteps + (sizes.qk_norms ? kNormSteps : 0)) * batch.step_seconds;
+  batch.router_seconds = (kRouterSteps + n_used) * batch.step_seconds;
+  std::uint64_t state = 0;
+  for (const LayerSizes& layer : sizes.layers) state = std::max(state, layer.recurrent_bytes / 4);
+  batch.delta_net_seconds = static_cast<double>(state) * kFlopsAStateValue * kRows / (kStateFlops * cores);
+  machine.loopback_gbs = kLoopbackGbs;
   machine.graph_seconds = kGraphSeconds;
   machine.wake_seconds = kWakeSeconds;
   machine.token_seconds = kTokenSeconds;
