@@ -2,10 +2,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <format>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <print>
@@ -44,18 +42,6 @@ Result<std::uint32_t> ParseContext(const std::string& text) {
   return thousands ? number * 1024 : number;
 }
 
-Result<std::string> ReadToken(const std::string& path) {
-  if (path.empty()) {
-    const char* value = std::getenv("LINKCPP_TOKEN");
-    return std::string(value == nullptr ? "" : value);
-  }
-  std::ifstream file(path);
-  std::string token;
-  if (!std::getline(file, token)) return Fail(FaultCode::kLocal, "--token-file {}: cannot be read, or is empty", path);
-  while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
-  return token;
-}
-
 Result<void> RunPlan(const PlanArguments& arguments) {
   PlanWish wish{.run = {}, .model_path = arguments.model, .force_nodes = arguments.force_nodes};
   ASSIGN_OR_RETURN(wish.run.context, ParseContext(arguments.context));
@@ -68,9 +54,7 @@ Result<void> RunPlan(const PlanArguments& arguments) {
   wish.run.kv = *kv;
   MachineWish machine_wish = arguments.machine;
   machine_wish.n_batch = arguments.batch;
-  if (!machine_wish.swarm_url.empty()) {
-    ASSIGN_OR_RETURN(machine_wish.swarm_token, ReadToken(arguments.token_file));
-  }
+  machine_wish.token_file = arguments.token_file;
   ASSIGN_OR_RETURN(const ModelFile model, ModelFile::Open(arguments.model));
   ASSIGN_OR_RETURN(const ModelSizes sizes, MeasureModel(model));
   std::vector<std::string> assumptions;

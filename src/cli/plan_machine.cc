@@ -14,6 +14,7 @@
 #include "base/byte_size.h"
 #include "cli/plan_calibrate.h"
 #include "cli/swarm_nodes.h"
+#include "cli/swarm_view.h"
 #include "kernel/device.h"
 #include "kernel/openmp_spin.h"
 #include "planner/memory.h"
@@ -146,6 +147,40 @@ bool IsHere(std::string_view url) {
   return url.contains("//127.") || url.contains("//localhost") || url.contains("//[::1]");
 }
 
+namespace {
+
+// Its nodes. What the coordinator says no to is not the command line's fault: kGone.
+Result<void> ReadSwarm(const MachineWish& wish, const ModelFile& model, const ModelSizes& sizes, Machine& machine,
+                       std::vector<std::string>& assumptions) {
+  ASSIGN_OR_RETURN(const HttpEndpoint endpoint, VisitorEndpoint(wish.swarm_url, wish.token_file));
+  SwarmView swarm(endpoint);
+  const auto status = swarm.Status();
+  if (!status) return Fail(FaultCode::kGone, "{}", status.error().text);
+  const auto serves_it = swarm.Serves(model.header_hash().Hex());
+  if (!serves_it) return Fail(FaultCode::kGone, "{}", serves_it.error().text);
+  machine.nodes = NodesOf(*status, sizes, assumptions);
+  if (machine.nodes.empty()) return Fail(FaultCode::kGone, "{} has no node to plan with", wish.swarm_url);
+  for (Node& node : machine.nodes) node.joined = *serves_it;
+  if (!*serves_it) {
+    assumptions.push_back(std::format("{} serves another model ({}): its nodes would have to join a new coordinator",
+                                      wish.swarm_url, status->model_name));
+  }
+  if (!IsHere(wish.swarm_url) || !wish.ram.empty()) return {};
+  // What workers here may still fill is not free for anything else.
+  std::uint64_t promised = 0;
+  for (const NodeStatus& node : status->nodes) {
+    const std::uint64_t held = status->n_slices > 0 ? status->expert_bytes / status->n_slices * node.slices_ready : 0;
+    promised += node.memory_bytes - std::min(node.memory_bytes, held);
+  }
+  machine.ram_bytes -= std::min(machine.ram_bytes, promised);
+  assumptions.push_back(
+      std::format("the swarm's nodes are on this machine: {} that they may still fill is taken off its RAM",
+                  BinarySizeText(promised)));
+  return {};
+}
+
+}  // namespace
+
 Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, const ModelSizes& sizes,
                             std::vector<std::string>& assumptions) {
   if (!wish.ram_rate) RestartWithOpenMpSpin();
@@ -162,30 +197,7 @@ Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, con
     const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     ASSIGN_OR_RETURN(machine.nodes, ParseNodes(text, wish.nodes));
   }
-  if (!wish.swarm_url.empty()) {
-    ASSIGN_OR_RETURN(const StatusReply status, AskStatus(wish.swarm_url, wish.swarm_token));
-    machine.nodes = NodesOf(status, sizes, assumptions);
-    if (machine.nodes.empty()) return Fail(FaultCode::kGone, "{} has no node to plan with", wish.swarm_url);
-    ASSIGN_OR_RETURN(const bool serves_it, ServesModel(wish.swarm_url, wish.swarm_token, model.header_hash().Hex()));
-    for (Node& node : machine.nodes) node.joined = serves_it;
-    if (!serves_it) {
-      assumptions.push_back(std::format("{} serves another model ({}): its nodes would have to join a new coordinator",
-                                        wish.swarm_url, status.model_name));
-    }
-    // What workers here may still fill is not free for anything else.
-    if (IsHere(wish.swarm_url) && wish.ram.empty()) {
-      std::uint64_t promised = 0;
-      for (const NodeStatus& node : status.nodes) {
-        const std::uint64_t held = status.n_slices > 0 ? status.expert_bytes / status.n_slices * node.slices_ready : 0;
-        promised += node.memory_bytes - std::min(node.memory_bytes, held);
-      }
-      machine.ram_bytes -= std::min(machine.ram_bytes, promised);
-      assumptions.push_back(
-          std::format("the swarm's nodes are on this machine: {} that they may still fill is "
-                      "taken off its RAM",
-                      BinarySizeText(promised)));
-    }
-  }
+  if (!wish.swarm_url.empty()) RETURN_IF_FAULT(ReadSwarm(wish, model, sizes, machine, assumptions));
   if (!machine.nodes.empty()) {
     std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
     for (const LayerSizes& layer : sizes.layers) {

@@ -23,7 +23,7 @@ struct MachineWish {
   std::string ram, disk;               // "": what is available now; no disk
   std::uint32_t n_batch = 0;           // rows of a prompt at once, to be measured; 0: prompts do not matter
   std::string nodes;                   // path of nodes.json
-  std::string swarm_url, swarm_token;  // a running coordinator instead
+  std::string swarm_url, token_file;   // a running coordinator instead; "": the token is in LINKCPP_TOKEN
 };
 
 // Everything assumed or measured is said in `assumptions`, one line each. kRefused: a size, rate or nodes file that can

@@ -3,12 +3,12 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <print>
 
 #include "cli/commands.h"
+#include "cli/swarm_view.h"
 #include "coordinator/kept.h"
 #include "coordinator/state_folder.h"
 #include "coordinator/status_text.h"
@@ -70,30 +70,12 @@ TextStyle TerminalStyle() {
   return style;
 }
 
-// llama-server's port is near at hand, and easily taken for the coordinator's.
-std::unexpected<Fault> NoCoordinator(const HttpEndpoint& endpoint, const HttpReply& reply) {
-  return Fail(FaultCode::kRefused,
-              "what answers at {} is no linkcpp coordinator{} (GET /api/status: {}): give the URL that `linkcpp serve` "
-              "prints as \"control\", 127.0.0.1:8090 unless --listen says otherwise",
-              endpoint.url, reply.server.empty() ? "" : " but " + reply.server, reply.status);
-}
-
 Result<std::string> Ask(const Options& options) {
   ASSIGN_OR_RETURN(const HttpEndpoint endpoint, Endpoint(options));
-  const auto client = HttpClient::Create(endpoint);
-  const auto reply = client->Call("GET", "/api/status", "", std::chrono::seconds(10));
-  if (!reply) {
-    const bool away = reply.error().code == FaultCode::kGone;
-    return Fail(reply.error().code, "{}{}", reply.error().text, away ? "; is `linkcpp serve` running there?" : "");
-  }
-  if (reply->status != 200) {
-    const std::string message = ErrorMessage(reply->body);
-    if (message.empty()) return NoCoordinator(endpoint, *reply);
-    return Fail(FaultCode::kGone, "{} answered {}: {}", endpoint.url, reply->status, message);
-  }
-  if (!FromJson<StatusReply>(reply->body)) return NoCoordinator(endpoint, *reply);
-  if (options.json) return reply->body + "\n";
-  ASSIGN_OR_RETURN(const StatusReply status, FromJson<StatusReply>(reply->body));
+  SwarmView swarm(endpoint);
+  ASSIGN_OR_RETURN(const std::string json, swarm.StatusJson());
+  if (options.json) return json + "\n";
+  ASSIGN_OR_RETURN(const StatusReply status, FromJson<StatusReply>(json));
   return StatusText(status, TerminalStyle());
 }
 

@@ -1,12 +1,10 @@
 #include "cli/swarm_nodes.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <format>
 
 #include "base/byte_size.h"
-#include "net/http_client.h"
 
 namespace linkcpp {
 namespace {
@@ -38,32 +36,7 @@ double DispatchMs(const StatusReply& status, const std::string& node_id) {
   return dispatches > 0 ? weighted / dispatches : 0;
 }
 
-Result<HttpReply> Ask(const std::string& url, const std::string& token, const std::string& path) {
-  if (token.empty()) return Fail(FaultCode::kLocal, "no token for {}: set LINKCPP_TOKEN or give --token-file", url);
-  ASSIGN_OR_RETURN(const HttpEndpoint endpoint, ParseEndpoint(url, token));
-  const auto reply = HttpClient::Create(endpoint)->Call("GET", path, "", std::chrono::seconds(10));
-  if (!reply) {
-    const bool away = reply.error().code == FaultCode::kGone;
-    return Fail(reply.error().code, "{}{}", reply.error().text, away ? "; is `linkcpp serve` running there?" : "");
-  }
-  if (reply->status != 200) {
-    return Fail(FaultCode::kGone, "{} answered {}: {}", endpoint.url, reply->status, ErrorMessage(reply->body));
-  }
-  return *reply;
-}
-
 }  // namespace
-
-Result<StatusReply> AskStatus(const std::string& url, const std::string& token) {
-  ASSIGN_OR_RETURN(const HttpReply reply, Ask(url, token, "/api/status"));
-  return FromJson<StatusReply>(reply.body);
-}
-
-Result<bool> ServesModel(const std::string& url, const std::string& token, const std::string& header_hash) {
-  ASSIGN_OR_RETURN(const HttpReply reply, Ask(url, token, "/api/proxy/models"));
-  ASSIGN_OR_RETURN(const ModelList list, FromJson<ModelList>(reply.body));
-  return std::ranges::contains(list.models, header_hash, &ModelSummary::header_hash);
-}
 
 std::vector<Node> NodesOf(const StatusReply& status, const ModelSizes& sizes, std::vector<std::string>& assumptions) {
   std::vector<Node> nodes;

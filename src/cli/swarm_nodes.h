@@ -12,12 +12,6 @@
 
 namespace linkcpp {
 
-// GET /api/status of a coordinator. kLocal: not a URL; kGone, kRefused: no answer, or a token it does not take.
-Result<StatusReply> AskStatus(const std::string& url, const std::string& token);
-
-// Whether that coordinator serves the model with this header. Faults as above.
-Result<bool> ServesModel(const std::string& url, const std::string& token, const std::string& header_hash);
-
 // Nodes that are admitted. `assumptions`: one line each, with what was measured and what could not be.
 std::vector<Node> NodesOf(const StatusReply& status, const ModelSizes& sizes, std::vector<std::string>& assumptions);
 

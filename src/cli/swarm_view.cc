@@ -37,32 +37,53 @@ std::string DataListenFor(const HttpEndpoint& coordinator) {
   return IsLoopback(host) ? "127.0.0.1:0" : "0.0.0.0:0";
 }
 
-template <class T>
-Result<T> SwarmView::Get(const char* path) {
-  const auto reply = client_->Call("GET", path, "", kPatience);
+// llama-server's port is near at hand, and easily taken for the coordinator's.
+std::unexpected<Fault> SwarmView::NoCoordinator(const HttpReply& reply) const {
+  return Fail(FaultCode::kRefused,
+              "what answers at {} is no linkcpp coordinator{} (status {}): give the URL that `linkcpp serve` prints as "
+              "\"control\", 127.0.0.1:8090 unless --listen says otherwise",
+              endpoint_.url, reply.server.empty() ? "" : " but " + reply.server, reply.status);
+}
+
+Result<HttpReply> SwarmView::Get(const char* path) {
+  auto reply = client_->Call("GET", path, "", kPatience);
   if (!reply) {
     const bool away = reply.error().code == FaultCode::kGone;
     return Fail(reply.error().code, "{}{}", reply.error().text, away ? "; is `linkcpp serve` running there?" : "");
   }
-  if (reply->status != 200) {
-    const std::string why = ErrorMessage(reply->body);
-    return Fail(FaultCode::kRefused, "{} answers {} to {}: {}", endpoint_.url, reply->status, path,
-                why.empty() ? "it is not a linkcpp coordinator" : why);
-  }
-  auto value = FromJson<T>(reply->body);
-  if (!value) {
-    return Fail(FaultCode::kRefused, "{} does not answer as a linkcpp coordinator: {}", endpoint_.url,
-                value.error().text);
-  }
+  if (reply->status == 200) return reply;
+  const std::string why = ErrorMessage(reply->body);
+  if (why.empty()) return NoCoordinator(*reply);
+  return Fail(FaultCode::kGone, "{} answered {} to {}: {}", endpoint_.url, reply->status, path, why);
+}
+
+template <class T>
+Result<T> SwarmView::Read(const HttpReply& reply) const {
+  auto value = FromJson<T>(reply.body);
+  if (!value) return NoCoordinator(reply);
   return value;
 }
 
 Result<StatusReply> SwarmView::Status() {
-  return Get<StatusReply>("/api/status");
+  ASSIGN_OR_RETURN(const HttpReply reply, Get("/api/status"));
+  return Read<StatusReply>(reply);
+}
+
+Result<std::string> SwarmView::StatusJson() {
+  ASSIGN_OR_RETURN(HttpReply reply, Get("/api/status"));
+  RETURN_IF_FAULT(Read<StatusReply>(reply));
+  return std::move(reply.body);
+}
+
+Result<bool> SwarmView::Serves(const std::string& header_hash) {
+  ASSIGN_OR_RETURN(const HttpReply reply, Get("/api/proxy/models"));
+  ASSIGN_OR_RETURN(const ModelList list, Read<ModelList>(reply));
+  return std::ranges::contains(list.models, header_hash, &ModelSummary::header_hash);
 }
 
 Result<void> SwarmView::RequireModel(const ModelFile& model) {
-  ASSIGN_OR_RETURN(const ModelList list, Get<ModelList>("/api/proxy/models"));
+  ASSIGN_OR_RETURN(const HttpReply reply, Get("/api/proxy/models"));
+  ASSIGN_OR_RETURN(const ModelList list, Read<ModelList>(reply));
   std::string names;
   for (const ModelSummary& summary : list.models) {
     if (summary.header_hash == model.header_hash().Hex()) return {};

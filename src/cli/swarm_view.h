@@ -23,14 +23,19 @@ class SwarmView {
  public:
   explicit SwarmView(const HttpEndpoint& endpoint) : endpoint_(endpoint), client_(HttpClient::Create(endpoint)) {}
 
-  // kGone: nobody there. kRefused: the token, or what answers is not a coordinator.
+  // kGone: nobody there, or the coordinator has a fault. kRefused: the token, or what answers is not a coordinator.
   Result<StatusReply> Status();
+  Result<std::string> StatusJson();  // as it was answered, a StatusReply
+  // Whether it serves the model with this header.
+  Result<bool> Serves(const std::string& header_hash);
   // kRefused: the swarm serves another model than this file (both named).
   Result<void> RequireModel(const ModelFile& model);
 
  private:
+  Result<HttpReply> Get(const char* path);
   template <class T>
-  Result<T> Get(const char* path);
+  Result<T> Read(const HttpReply& reply) const;
+  std::unexpected<Fault> NoCoordinator(const HttpReply& reply) const;
 
   const HttpEndpoint endpoint_;
   std::unique_ptr<HttpClient> client_;

@@ -15,6 +15,11 @@ LayoutKey KeyOf(const ModelSizes& sizes, const RunOptions& options, std::uint32_
           .device_experts = device_experts};
 }
 
+void KnownBuffers::Add(const LayoutKey& key, ComputeBuffers buffers) {
+  buffers.n_gpu_layers = key.n_gpu_layers;
+  known_[key] = std::move(buffers);
+}
+
 const ComputeBuffers* KnownBuffers::Find(const LayoutKey& key) const {
   const auto found = known_.find(key);
   return found == known_.end() ? nullptr : &found->second;

@@ -26,13 +26,14 @@ LayoutKey KeyOf(const ModelSizes& sizes, const RunOptions& options, std::uint32_
                 std::uint64_t device_experts);
 
 struct ComputeBuffers {
+  std::uint32_t n_gpu_layers = 0;  // of the layout they are of
   std::vector<std::uint64_t> devices;
   std::uint64_t host = 0;
 };
 
 class KnownBuffers {
  public:
-  void Add(const LayoutKey& key, ComputeBuffers buffers) { known_[key] = std::move(buffers); }
+  void Add(const LayoutKey& key, ComputeBuffers buffers);
   const ComputeBuffers* Find(const LayoutKey& key) const;  // nullptr: was not asked about
   // The same but for n_gpu_layers (0 is near to 0 only) and, next, device_experts.
   const ComputeBuffers* Nearest(const LayoutKey& key) const;

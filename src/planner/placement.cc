@@ -51,7 +51,8 @@ class Placer {
     const LayoutKey key = KeyOf(sizes_, options_, place_.n_gpu_layers, place_.offloads, device_experts);
     if (const ComputeBuffers* exact = known_.Find(key)) return pick(*exact);
     if (const ComputeBuffers* near = known_.Nearest(key)) {
-      return known_.optimistic ? pick(*near) / 16 * 15 : pick(*near);
+      const bool of_other_layers = near->n_gpu_layers != place_.n_gpu_layers;
+      return known_.optimistic && of_other_layers ? pick(*near) / 16 * 15 : pick(*near);
     }
     return known_.optimistic ? estimate / 4 * 3 : estimate;
   }

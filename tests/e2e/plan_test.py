@@ -261,7 +261,7 @@ def plan_with_swarm():
         swarm.wait(measured, 20, "the worker's report of what it computed")
         check(True, "plan --swarm: speed as the coordinator has it")
         wrong = ask(LINKCPP_TOKEN="lk_wrong")
-        check(wrong.returncode == 2 and "error" in json.loads(wrong.stdout), f"plan --swarm, wrong token: {wrong.returncode}: {wrong.stdout.strip()}")
+        check(wrong.returncode == 1 and "error" in json.loads(wrong.stdout), f"plan --swarm, wrong token: {wrong.returncode}: {wrong.stdout.strip()}")
         options[1] = "http://127.0.0.1:1"
         away = ask(LINKCPP_TOKEN="lk_any")
         check(away.returncode == 1, f"plan --swarm, nobody there: {away.returncode}: {away.stdout.strip()}")
