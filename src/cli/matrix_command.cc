@@ -71,7 +71,9 @@ void Print(const Options& options, const MatrixReport& report, const std::vector
   for (const std::string& name : required) {
     const std::string missing = WhatIsMissing(report, name);
     if (missing.empty()) continue;
-    std::println(stderr, "linkcpp: {} is required and {}", name, missing);
+    const auto found = std::ranges::find(report.backends, name, &BackendReport::id);
+    const bool is_worker = found == report.backends.end() || found->name.starts_with("worker ");
+    std::println(stderr, "linkcpp: {} {} is required and {}", is_worker ? "worker" : "backend", name, missing);
     context.status = 1;
   }
 }

@@ -100,8 +100,8 @@ std::string MatrixSvg(const MatrixReport& report) {
     y += kLine;
     body += Text(kMargin, y, "m", std::format("{}; {}, {} pairs", group.types, group.rows, group.pairs));
     y += kLine;
-    const int left = kMargin + kNames;
-    const auto middle = [left](int column) { return left + column * kCell + kCell / 2 - 1; };
+    constexpr int left = kMargin + kNames;
+    const auto middle = [](int column) { return left + column * kCell + kCell / 2 - 1; };
     int column = 0;
     for (const char* heading : {"oracle", "NMSE", "max|Δ|"}) body += Text(middle(column++), y, "h m", heading);
     body += Text(middle(column++), y, "c m", "share of bound");
