@@ -35,7 +35,7 @@ TEST(Device, UnknownNameListsThoseThereAre) {
   NullLog log;
   const auto device = Device::Open({.name = "abacus", .backend_path = ""}, log);
   ASSERT_FALSE(device);
-  EXPECT_EQ(device.error().code, FaultCode::kLocal);
+  EXPECT_EQ(device.error().code, FaultCode::kRefused);
   EXPECT_NE(device.error().text.find("\"abacus\""), std::string::npos);
   EXPECT_NE(device.error().text.find("CPU ("), std::string::npos) << device.error().text;
 }

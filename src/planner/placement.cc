@@ -27,11 +27,11 @@ class Placer {
       // All layers on the devices with as many layers' experts as fit; else fewer layers and no experts.
       for (std::size_t keep = moe_.size() + 1; keep-- > 0 && !on_devices;) {
         on_devices = Try(most, keep);
-        if (on_devices && options_.split_layers) TakePartsFrom(keep);
+        if (on_devices && options_.split_layers) FillDevices(keep);
       }
       for (std::uint32_t n = most; n-- > 1 && !on_devices;) {
         on_devices = Try(n, 0);
-        if (on_devices && options_.split_layers) TakePartsFrom(0);
+        if (on_devices && options_.split_layers) FillDevices(0);
       }
     }
     if (!on_devices) Try(0, 0);
@@ -115,8 +115,24 @@ class Placer {
     return true;
   }
 
-  // Of the layers on devices whose experts did not fit, single tensors: those that fill each device best. Exact to 64
-  // KiB, by the sums that can be reached. The nearest layers' tensors first, where several do as well.
+  // Single tensors of the layers on devices whose experts did not fit. Where no whole layer's did, the rest may be too
+  // small for any tensor; then up to four layers fewer, with tensors in their place, may fill the devices better.
+  void FillDevices(std::size_t first_left_out) {
+    constexpr std::uint32_t kMostTraded = 4;
+    TakePartsFrom(first_left_out);
+    if (first_left_out > 0) return;
+    Placement best = place_;
+    const std::uint32_t most = place_.n_gpu_layers;
+    for (std::uint32_t n = most - 1; n > 0 && n + kMostTraded >= most; --n) {
+      if (!Try(n, 0)) continue;
+      TakePartsFrom(0);
+      const std::uint64_t bytes = best.DeviceBytes();
+      if (place_.DeviceBytes() > bytes + bytes / 1000) best = place_;
+    }
+    place_ = std::move(best);
+  }
+  // Of each device those that fill it best. Exact to 64 KiB, by the sums that can be reached. The nearest layers' tensors
+  // first, where several do as well.
   void TakePartsFrom(std::size_t first_left_out) {
     for (std::size_t d = 0; d < machine_.devices.size(); ++d) FillWithParts(static_cast<int>(d), first_left_out);
   }
@@ -260,6 +276,12 @@ std::uint64_t Placement::ExpertBytes(const ModelSizes& sizes, Tier tier) const {
     if (sizes.layers[i].expert_bytes > 0 && layers[i].experts == tier)
       sum += sizes.layers[i].expert_bytes - layers[i].vram_bytes;
   }
+  return sum;
+}
+
+std::uint64_t Placement::DeviceBytes() const {
+  std::uint64_t sum = 0;
+  for (const Held& held : devices) sum += held.Weights() + held.Caches();
   return sum;
 }
 

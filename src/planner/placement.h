@@ -47,6 +47,7 @@ struct Placement {
   std::uint64_t swarm_bytes = 0, disk_bytes = 0;
 
   std::uint64_t ExpertBytes(const ModelSizes& sizes, Tier tier) const;
+  std::uint64_t DeviceBytes() const;  // weights and caches
   std::uint64_t DeviceExpertBytes() const;
   std::uint32_t CountLayers(const ModelSizes& sizes, Tier tier) const;
 };
