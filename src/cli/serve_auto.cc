@@ -102,8 +102,8 @@ Result<AutoPlan> PlanForServe(const std::string& model_path, const std::string& 
     if (!plan.changes.empty() && plan.changes.front().enough) change = "; enough would be " + plan.changes.front().what;
     AutoPlan none;
     none.missing =
-        std::format("--auto: {} does not fit this machine: {} are missing{} (`linkcpp plan -m {}` says more)", sizes.name,
-                    BinarySizeText(plan.placement.missing_bytes), change, model_path);
+        std::format("--auto: {} does not fit this machine: {} are missing{} (`linkcpp plan -m {}` says more)",
+                    sizes.name, BinarySizeText(plan.placement.missing_bytes), change, model_path);
     return none;
   }
 

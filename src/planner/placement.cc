@@ -131,8 +131,8 @@ class Placer {
     }
     place_ = std::move(best);
   }
-  // Of each device those that fill it best. Exact to 64 KiB, by the sums that can be reached. The nearest layers' tensors
-  // first, where several do as well.
+  // Of each device those that fill it best. Exact to 64 KiB, by the sums that can be reached. The nearest layers'
+  // tensors first, where several do as well.
   void TakePartsFrom(std::size_t first_left_out) {
     for (std::size_t d = 0; d < machine_.devices.size(); ++d) FillWithParts(static_cast<int>(d), first_left_out);
   }

@@ -11,10 +11,10 @@
 #include <string>
 #include <unordered_set>
 
+#include "abi/ggml_abi.h"
 #include "base/log.h"
 #include "plugin/config.h"
 #include "plugin/expert_graph.h"
-#include "abi/ggml_abi.h"
 #include "plugin/model_runtime.h"
 #include "plugin/self_check.h"
 #include "plugin/split_executor.h"
