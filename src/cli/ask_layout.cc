@@ -11,13 +11,14 @@
 #include <string_view>
 
 #include "cli/beside.h"
+#include "cli/interrupt.h"
 #include "gguf/gguf_writer.h"
 #include "matrix/child.h"
 
 namespace linkcpp {
 namespace {
 
-constexpr int kTimeoutS = 30;
+constexpr int kTimeoutS = 20;  // 0.1 s is usual
 
 // All keys but the tokenizer's, all tensors of all splits, no data.
 Result<void> WriteBareHeader(const ModelFile& model, const std::string& path) {
@@ -55,8 +56,12 @@ Result<std::vector<LaidOut>> AskOnce(const LayoutRequest& request) {
         command.environment.end(),
         {{"VK_DRIVER_FILES", "/dev/null"}, {"CUDA_VISIBLE_DEVICES", "-1"}, {"HIP_VISIBLE_DEVICES", "-1"}});
   }
-  ASSIGN_OR_RETURN(const ChildOutcome outcome, RunChild(command, [] { return true; }));
-  if (outcome.status != 0) return Fail(FaultCode::kRefused, "{}", outcome.LastWords());
+  ASSIGN_OR_RETURN(const ChildOutcome outcome, RunChild(command, InterruptGuard::KeepGoing));
+  if (outcome.stopped) return Fail(FaultCode::kLocal, "interrupted");
+  // It says no with status 1; whatever else ended it is no answer.
+  if (outcome.status != 0) {
+    return Fail(outcome.status == 1 ? FaultCode::kRefused : FaultCode::kLocal, "{}", outcome.LastWords());
+  }
   return ParseLaidOut(outcome.out);
 }
 
@@ -72,7 +77,8 @@ AskLayout MakeLayoutAsker(const ModelFile& model) {
     if (has_bare) {
       LayoutRequest of_bare = request;
       of_bare.model_path = bare;
-      if (auto answer = AskOnce(of_bare)) return answer;
+      auto answer = AskOnce(of_bare);
+      if (answer || answer.error().code != FaultCode::kRefused) return answer;
     }
     return AskOnce(request);  // an architecture that wants its vocabulary
   };

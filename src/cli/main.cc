@@ -1,6 +1,9 @@
 // linkcpp: the command-line program. Reading this file shows all of its commands.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <print>
 
@@ -43,7 +46,12 @@ int Main(int argc, char** argv) {
   AddVerifyCommand(app, context);
   AddMatrixCommand(app, context);
   CheckModelOptions(app);
-  return RunCommandLine(app, argc, argv, context.status);
+  const int status = RunCommandLine(app, argc, argv, context.status);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    std::println(stderr, "linkcpp: standard output can not be written: {}", std::strerror(errno));
+    return std::max(status, 1);
+  }
+  return status;
 }
 
 }  // namespace

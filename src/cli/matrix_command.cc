@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/matrix_run.h"
+#include "cli/usage.h"
 
 namespace linkcpp {
 namespace {
@@ -156,7 +157,8 @@ void AddMatrixCommand(CLI::App& app, CommandContext& context) {
   command
       ->add_option("--data-listen", options->data_listen,
                    "where the workers dial this machine (default: loopback, or all interfaces)")
-      ->needs(swarm);
+      ->needs(swarm)
+      ->check(IsHostPort(true));
   command->add_option("--backends", options->backends, "of this machine only these, by id (--list shows them)")
       ->delimiter(',');
   command->add_option("--require", options->require, "fail if one of these did not run")->delimiter(',');
@@ -164,7 +166,7 @@ void AddMatrixCommand(CLI::App& app, CommandContext& context) {
   command->add_option("--threads", options->n_threads, "threads of CPU rows and of the oracle; 0: one per core")
       ->check(CLI::Range(0, 512))
       ->capture_default_str();
-  command->add_option("--timeout", options->timeout_s, "seconds that one backend or worker may take")
+  command->add_option("--timeout", options->timeout_s, "seconds that one backend may take; a worker at most 120 s an answer")
       ->check(CLI::Range(1, 86400))
       ->capture_default_str();
   command->add_option("--svg", options->svg, "also draw it into this file");

@@ -13,6 +13,7 @@
 #include "cli/ask_layout.h"
 #include "cli/beside.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/plan_machine.h"
 #include "gguf/model.h"
 #include "planner/plan.h"
@@ -57,6 +58,7 @@ Result<void> RunPlan(const PlanArguments& arguments) {
   machine_wish.token_file = arguments.token_file;
   ASSIGN_OR_RETURN(const ModelFile model, ModelFile::Open(arguments.model));
   ASSIGN_OR_RETURN(const ModelSizes sizes, MeasureModel(model));
+  if (model.paths().size() > 1) wish.model_path = model.paths().front();  // llama.cpp wants the first split
   std::vector<std::string> assumptions;
   if (wish.run.context == 0) assumptions.emplace_back("context: the model's own (see --ctx)");
   if (wish.run.context > sizes.context_length && sizes.context_length > 0) {
@@ -67,6 +69,7 @@ Result<void> RunPlan(const PlanArguments& arguments) {
         std::format("the compute buffer of {} is not known: the figure is too small, leave room", sizes.architecture));
   }
   ASSIGN_OR_RETURN(const Machine machine, ReadMachine(machine_wish, model, sizes, assumptions));
+  const InterruptGuard guard;  // a copy of the header goes away with the asker
   if (!arguments.estimate) wish.ask = MakeLayoutAsker(model);
   wish.swarm.plugin = LibraryBeside("libggml-linkcpp.so");
   if (const std::string preload = LibraryBeside("liblinkcpp-preload.so"); std::filesystem::exists(preload)) {
@@ -78,6 +81,7 @@ Result<void> RunPlan(const PlanArguments& arguments) {
     if (IsHere(machine_wish.swarm_url)) wish.swarm.data_listen = "127.0.0.1:0";
   }
   ASSIGN_OR_RETURN(const Plan plan, MakePlan(sizes, machine, wish));
+  if (!InterruptGuard::KeepGoing()) return Fail(FaultCode::kGone, "interrupted");
   assumptions.append_range(plan.assumptions);
   std::print("{}", arguments.json ? PlanJson(sizes, machine, wish, plan, assumptions)
                                   : PlanText(sizes, machine, wish, plan, assumptions));

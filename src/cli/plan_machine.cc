@@ -4,6 +4,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <format>
 #include <fstream>
 #include <iterator>
@@ -33,7 +34,9 @@ Result<std::uint64_t> ParseMemory(std::string_view option, const std::string& te
   const auto bytes = ParseByteSize(text);
   if (!bytes) return Fail(FaultCode::kRefused, "{} {}", option, bytes.error().text);
   if (*bytes < kLeastSize) {
-    return Fail(FaultCode::kRefused, "{} '{}' is {} bytes: write {}G for as many GiB", option, text, *bytes, text);
+    const bool no_unit = text.find_first_not_of("0123456789.") == std::string::npos;
+    return Fail(FaultCode::kRefused, "{} '{}' is {} bytes: {}", option, text, *bytes,
+                no_unit ? std::format("write {}G for as many GiB", text) : std::string("no model fits there"));
   }
   return *bytes;
 }
@@ -193,7 +196,8 @@ Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, con
   ASSIGN_OR_RETURN(machine.disk_gbs, ParseDisk(wish.disk));
   if (!wish.nodes.empty()) {
     std::ifstream file(wish.nodes, std::ios::binary);
-    if (!file) return Fail(FaultCode::kLocal, "{}: cannot be read", wish.nodes);
+    if (!file || std::filesystem::is_directory(wish.nodes))
+      return Fail(FaultCode::kLocal, "{}: cannot be read", wish.nodes);
     const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     ASSIGN_OR_RETURN(machine.nodes, ParseNodes(text, wish.nodes));
   }

@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/expert_computer.h"
 #include "cli/swarm_view.h"
+#include "cli/usage.h"
 #include "cli/user_files.h"
 #include "gguf/shard.h"
 #include "oracle/bound.h"
@@ -329,7 +330,8 @@ void AddVerifyExpert(CLI::App& verify, CommandContext& context) {
   command
       ->add_option("--data-listen", options->data_listen,
                    "where the worker dials this machine (default: loopback, or all interfaces)")
-      ->needs(swarm);
+      ->needs(swarm)
+      ->check(IsHostPort(true));
   command->add_option("--threads", options->n_threads, "threads of a CPU device and of the oracle; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

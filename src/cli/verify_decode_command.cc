@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/count_text.h"
+#include "cli/usage.h"
 #include "cli/verify_decode.h"
 
 namespace linkcpp {
@@ -73,7 +74,8 @@ void AddVerifyDecode(CLI::App& verify, CommandContext& context) {
   command
       ->add_option("--data-listen", options->data_listen,
                    "where the swarm's workers dial this machine (default: loopback, or all interfaces)")
-      ->needs(swarm);
+      ->needs(swarm)
+      ->check(IsHostPort(true));
   command->add_option("--worker-device", options->worker_device, "device of workers started here: cpu, auto, Vulkan0 …")
       ->excludes(swarm)
       ->capture_default_str();

@@ -11,8 +11,8 @@ namespace {
 constexpr int kMostRounds = 16;
 
 // What the answer says beyond the weights and caches that the tensors tell.
-ComputeBuffers Heard(const std::vector<LaidOut>& answer, const Machine& machine, const Placement& placement,
-                     std::uint64_t& excess) {
+ComputeBuffers Heard(const std::vector<LaidOut>& answer, const ModelSizes& sizes, const Machine& machine,
+                     const Placement& placement, std::uint64_t& excess) {
   ComputeBuffers buffers;
   LaidOut host;
   for (const LaidOut& one : answer) {
@@ -34,8 +34,11 @@ ComputeBuffers Heard(const std::vector<LaidOut>& answer, const Machine& machine,
     buffers.devices.push_back(used ? add_up(*found, placement.devices[d].Weights() + placement.devices[d].Caches())
                                    : 0);
   }
-  buffers.host =
-      add_up(host, placement.ram.Weights() + placement.ram.Caches() + placement.swarm_bytes + placement.disk_bytes);
+  // To llama.cpp all experts outside the devices are the host's: those on nodes, on disk, and those without a place
+  // too.
+  std::uint64_t elsewhere = 0;
+  for (const Tier tier : {Tier::kSwarm, Tier::kDisk, Tier::kNowhere}) elsewhere += placement.ExpertBytes(sizes, tier);
+  buffers.host = add_up(host, placement.ram.Weights() + placement.ram.Caches() + elsewhere);
   return buffers;
 }
 
@@ -54,7 +57,7 @@ std::uint64_t Settle(const ComputeBuffers& heard, const Machine& machine, Placem
 
 Placement PlaceAsking(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
                       const std::string& model_path, const AskLayout& ask, KnownBuffers& known,
-                      std::vector<std::string>& assumptions) {
+                      std::vector<std::string>& assumptions, std::string& refusal) {
   if (!ask) return PlaceModel(sizes, machine, options, true, known);
   std::uint64_t excess = 0;
   int questions = 0;
@@ -81,11 +84,12 @@ Placement PlaceAsking(const ModelSizes& sizes, const Machine& machine, const Run
     const auto answer = ask(LayoutRequestOf(sizes, machine, options, placement, wiring, model_path));
     if (!answer) {
       assumptions.push_back(std::format("compute buffers are estimated: {}", answer.error().text));
+      if (answer.error().code == FaultCode::kRefused) refusal = answer.error().text;
       known = {};
       return PlaceModel(sizes, machine, options, true, known);
     }
     ++questions;
-    known.Add(key, Heard(*answer, machine, placement, excess));
+    known.Add(key, Heard(*answer, sizes, machine, placement, excess));
   }
   known.optimistic = false;
   assumptions.push_back(

@@ -15,14 +15,16 @@
 
 namespace linkcpp {
 
-// What the installed llama.cpp would allocate; a fault: nobody to ask, or it would not say.
+// What the installed llama.cpp would allocate. kRefused: it does not run this model so, in its words. Other faults:
+// nobody to ask, or no answer.
 using AskLayout = std::function<Result<std::vector<LaidOut>>(const LayoutRequest&)>;
 
 // Places the model and asks what that layout needs, again and again until the best one is one that was asked about; at
 // most 16 times. What was heard stays in `known`, for other placements of the same model. Where the sizes are from is
-// said in `assumptions`. `ask` empty, or without an answer: everything is estimated.
+// said in `assumptions`. `ask` empty, or without an answer: everything is estimated. `refusal`: why llama.cpp would not
+// run it, when it says so.
 Placement PlaceAsking(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
                       const std::string& model_path, const AskLayout& ask, KnownBuffers& known,
-                      std::vector<std::string>& assumptions);
+                      std::vector<std::string>& assumptions, std::string& refusal);
 
 }  // namespace linkcpp

@@ -96,6 +96,29 @@ TEST(Asking, WeightsThatLlamaTakesBeyondTheTensorsAreCounted) {
   }));
 }
 
+TEST(Asking, ExpertsWithoutAPlaceAreMissingOnce) {
+  const ModelSizes sizes = test::SizesOf("qwen3-30b");
+  Machine machine = OneDevice(kGib);
+  machine.devices.clear();
+  machine.ram_bytes = 6 * kGib;
+  // As llama.cpp counts: everything is the host's.
+  const AskLayout ask = [&](const LayoutRequest&) -> Result<std::vector<LaidOut>> {
+    return std::vector<LaidOut>{{.buffer_type = "CPU",
+                                 .model_bytes = sizes.ExpertBytes() + sizes.BackboneBytes(),
+                                 .context_bytes = TotalKvBytes(sizes, {.context = 8192}),
+                                 .compute_bytes = 100 * kMib}};
+  };
+  const PlanWish wish{.run = {.context = 8192}, .model_path = "m.gguf", .ask = ask};
+  const auto plan = MakePlan(sizes, machine, wish);
+  ASSERT_TRUE(plan) << plan.error().text;
+  ASSERT_FALSE(plan->placement.feasible);
+  EXPECT_EQ(plan->placement.ram.compute, 100 * kMib);
+  machine.ram_bytes += plan->placement.missing_bytes;
+  EXPECT_TRUE(MakePlan(sizes, machine, wish)->placement.feasible);
+  machine.ram_bytes -= 1;
+  EXPECT_FALSE(MakePlan(sizes, machine, wish)->placement.feasible);
+}
+
 TEST(Asking, WithoutAnAnswerItIsEstimatedAndSaid) {
   const ModelSizes sizes = test::SizesOf("qwen3-30b");
   const AskLayout ask = [](const LayoutRequest&) -> Result<std::vector<LaidOut>> {
@@ -109,6 +132,9 @@ TEST(Asking, WithoutAnAnswerItIsEstimatedAndSaid) {
   EXPECT_EQ(asked->placement.devices[0].Total(), estimated->placement.devices[0].Total());
   ASSERT_EQ(asked->assumptions.size(), 1u);
   EXPECT_EQ(asked->assumptions[0], "compute buffers are estimated: libllama knows no such thing");
+  EXPECT_EQ(asked->refusal, "libllama knows no such thing");
+  wish.ask = [](const LayoutRequest&) -> Result<std::vector<LaidOut>> { return Fail(FaultCode::kLocal, "nobody"); };
+  EXPECT_EQ(MakePlan(sizes, OneDevice(12 * kGib), wish)->refusal, "");
 }
 
 TEST(Asking, QuestionAndAnswerTravelAsJson) {

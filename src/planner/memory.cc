@@ -83,7 +83,7 @@ std::string WhyNotKv(const ModelSizes& sizes, KvType type) {
 
 std::uint32_t CellsPerSequence(const ModelSizes& sizes, const RunOptions& options) {
   const std::uint64_t context = options.context == 0 ? sizes.context_length : options.context;
-  return static_cast<std::uint32_t>(Pad256(context / std::max(options.n_parallel, 1u)));
+  return static_cast<std::uint32_t>(Pad256(Pad256(context) / std::max(options.n_parallel, 1u)));
 }
 
 std::uint32_t ContextCells(const ModelSizes& sizes, const RunOptions& options) {

@@ -29,7 +29,7 @@ struct RunOptions {
   bool split_layers = false;  // may some of a layer's expert tensors be on a device and the others in RAM?
 };
 
-// How many cells one sequence gets: a share of the context, rounded up to 256.
+// How many cells one sequence gets: a share of the context, both rounded up to 256.
 std::uint32_t CellsPerSequence(const ModelSizes& sizes, const RunOptions& options);
 // Of all sequences, as -c is printed.
 std::uint32_t ContextCells(const ModelSizes& sizes, const RunOptions& options);

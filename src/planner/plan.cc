@@ -12,6 +12,7 @@ namespace linkcpp {
 namespace {
 
 constexpr std::uint32_t kLeastContext = 4096;  // below it people would not call it running
+constexpr std::uint32_t kMostContext = 1u << 27;
 constexpr std::uint32_t kMostSpareNodes = 256;
 
 struct Attempt {
@@ -194,12 +195,17 @@ Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& machine, const Pla
   if (options.context == 0 && sizes.context_length == 0) {
     return Fail(FaultCode::kRefused, "{} does not say how long its context is: give --ctx", sizes.name);
   }
+  const std::uint32_t context = options.context == 0 ? sizes.context_length : options.context;
+  if (context > kMostContext) {
+    return Fail(FaultCode::kRefused, "a context of {}: plans end at {}: give --ctx", context, kMostContext);
+  }
   if (const std::string why = WhyNotKv(sizes, options.kv); !why.empty()) {
     return Fail(FaultCode::kRefused, "--kv {}: {}: use f16", KvTypeName(options.kv), why);
   }
   Plan plan;
   KnownBuffers known;
-  plan.placement = PlaceAsking(sizes, machine, options, wish.model_path, wish.ask, known, plan.assumptions);
+  plan.placement =
+      PlaceAsking(sizes, machine, options, wish.model_path, wish.ask, known, plan.assumptions, plan.refusal);
   if (wish.force_nodes && !machine.nodes.empty()) {
     if (auto nodes_first = PlaceOnNodesFirst(sizes, machine, options, known)) {
       plan.placement = *std::move(nodes_first);

@@ -54,6 +54,7 @@ struct Plan {
   bool nodes_first = false;              // by force_nodes: layers went to nodes before RAM
   std::optional<Comparison> comparison;  // when nodes were given and are of any use
   std::vector<Change> changes;           // infeasible: those that are enough first, in the order of what they cost
+  std::string refusal;  // why the installed llama.cpp would not run the model so; "": it would, or was not asked
   std::vector<std::string> assumptions;  // where the compute buffers' sizes are from, a line each
 };
 

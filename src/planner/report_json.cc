@@ -32,6 +32,7 @@ struct JsonPlan {
   std::uint64_t missing_bytes = 0;
   std::uint32_t gpu_layers = 0;
   bool uses_nodes = false, nodes_first = false;
+  std::string refusal;
   std::vector<JsonHeld> memory;
   std::vector<JsonTier> experts;
   std::optional<JsonSpeed> decode, decode_full, prefill;
@@ -76,6 +77,7 @@ std::string PlanJson(const ModelSizes& sizes, const Machine& machine, const Plan
   json.gpu_layers = plan.placement.n_gpu_layers;
   json.uses_nodes = plan.uses_swarm;
   json.nodes_first = plan.nodes_first;
+  json.refusal = plan.refusal;
   for (std::size_t d = 0; d < machine.devices.size(); ++d) {
     json.memory.push_back(ToJson(machine.devices[d].name, plan.placement.devices[d], machine.devices[d].memory_bytes));
   }

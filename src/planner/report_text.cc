@@ -81,15 +81,15 @@ void WriteComparison(Page& page, const Machine& machine, const Plan& plan) {
   page.Line("Swarm against this machine alone ({})", c.local);
   if (c.local_decode <= 0) return;
   const std::size_t n = machine.nodes.size();
+  const std::string nodes = n == 1 ? "this node" : std::format("these {} nodes", n);
   page.Line("  decode  {:.2f} tok/s with, {:.2f} without: the swarm {} by a factor of {:.2f}", c.swarm_decode,
             c.local_decode, c.swarm_wins ? "wins" : "loses",
             c.swarm_wins ? c.swarm_decode / c.local_decode : c.local_decode / c.swarm_decode);
   page.Line("  prefill {:.1f} tok/s with, {:.1f} without", c.swarm_prefill, c.local_prefill);
   if (c.break_even_rtt_ms > 0) {
-    page.Line("  break-even round trip {:.2f} ms: below it these {} node{} win", c.break_even_rtt_ms, n,
-              n == 1 ? "" : "s");
+    page.Line("  break-even round trip {:.2f} ms: below it {} win{}", c.break_even_rtt_ms, nodes, n == 1 ? "s" : "");
   } else {
-    page.Line("  these {} node{} lose at any round trip", n, n == 1 ? "" : "s");
+    page.Line("  {} lose{} at any round trip", nodes, n == 1 ? "s" : "");
   }
   if (c.nodes_to_win > 1) page.Line("  with fewer than {} of the {} they lose", c.nodes_to_win, n);
   if (!c.swarm_wins && !plan.uses_swarm)
@@ -160,6 +160,7 @@ std::string PlanText(const ModelSizes& sizes, const Machine& machine, const Plan
   page.Line("");
   if (plan.placement.feasible) {
     page.Line("Feasible");
+    if (!plan.refusal.empty()) page.Line("  but the llama.cpp installed here does not run it: {}", plan.refusal);
   } else {
     page.Line("Not feasible: {} are missing", BinarySizeText(place.missing_bytes));
   }

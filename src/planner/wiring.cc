@@ -10,6 +10,7 @@
 namespace linkcpp {
 namespace {
 
+constexpr std::uint32_t kHostBatch = 2048;  // llama-server's own -b
 constexpr std::string_view kNewCoordinator = "http://127.0.0.1:8090";
 
 constexpr std::string_view kPlainCharacters =
@@ -94,6 +95,7 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
   };
   add("-c", std::to_string(ContextCells(sizes, options)));
   add("-np", std::to_string(options.n_parallel));
+  if (options.n_batch > kHostBatch) add("-b", std::to_string(options.n_batch));  // -ub is cut to it
   add("-ub", std::to_string(options.n_batch));
   add("-ngl", std::to_string(GpuLayersArgument(sizes, placement)));
   std::string split;
@@ -105,7 +107,9 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
   if (placement.n_gpu_layers > 0 && !outside.empty()) {
     wiring.overrides.push_back(Override(outside, outside.size() == n_moe, swarm.empty() ? "CPU" : "LinkCPP"));
   }
-  for (const std::string& value : wiring.overrides) add("-ot", value);
+  std::string overrides;  // in one -ot: llama.cpp takes several, and warns that it will not
+  for (const std::string& value : wiring.overrides) overrides += (overrides.empty() ? "" : ",") + value;
+  if (!overrides.empty()) add("-ot", overrides);
   add("-fa", "on");
   if (options.kv != KvType::kF16) {
     add("-ctk", KvTypeName(options.kv));

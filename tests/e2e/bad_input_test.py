@@ -140,6 +140,9 @@ class ExitStatus(unittest.TestCase):
             with self.subTest(argv=argv):
                 fails([LINKCPP, *argv], 1, word, env=environment(token if argv[0] == "status" and "--url" in argv else {}))
         self.assertFalse(self.shard.exists())
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([LINKCPP, "synth", "--list"], stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assertEqual((done.returncode, done.stderr.count("standard output can not be written")), (1, 1), done.stderr)
 
     def test_flipped_byte_in_a_shard(self):
         run([LINKCPP, "shard", "-m", AUSTEN, "--layers", "0:2", "--experts", "0:4", "-o", self.shard])

@@ -168,6 +168,13 @@ def reference(folder):
     check(round(ram["bytes"] / 2**30, 2) == 14.20, f"reference: {ram['bytes'] / 2**30:.3f} GiB")
     check(ours["memory"][0]["total"] <= 64 * 2**30, f"reference: VRAM {ours['memory'][0]['total'] / 2**30:.2f} GiB")
     print(ours["command"])
+    crowd = plan(model, "--vram", "none", "--ram", "900GiB", "--ram-rate", "40", "--ctx", "100", "--parallel", "7", "--batch", "4096")
+    at = crowd["arguments"].index("-c")
+    check(crowd["arguments"][at + 1] == "1792" and crowd["context"] == 1792 and "-b 4096 -ub 4096" in " ".join(crowd["arguments"]),
+          f"more sequences than cells: {crowd['arguments']}")
+    no_room = plan(model, "--vram", "none", "--ram", "32GiB", "--ram-rate", "40", "--ctx", "4096")
+    enough = plan(model, "--vram", "none", "--ram", str((32 << 30) + no_room["missing_bytes"]), "--ram-rate", "40", "--ctx", "4096")
+    check(not no_room["feasible"] and enough["feasible"], f"what is missing is enough: {no_room['missing_bytes']}")
     return model
 
 
@@ -186,6 +193,16 @@ def layout_program(folder, model):
                              ({"devices": [{"name": "Matrix9", "memory_bytes": 1, "here": True}]}, "Matrix9")):
         refused = ask(json.dumps({**request, **change}))
         check(refused.returncode == 1 and expected in refused.stderr and refused.stderr.count("\n") == 1, f"linkcpp-layout {change}: {refused.stderr.strip()}")
+    other = os.path.join(folder, "other.gguf")
+    with open(model, "rb") as file:  # the directory of tensors names no architecture
+        header = file.read(64 << 20)
+    with open(other, "wb") as file:
+        file.write(header.replace(b"qwen35moe", b"qwen35mox"))
+        file.truncate(os.path.getsize(model))
+    done = subprocess.run([LINKCPP, "plan", "-m", other, "--vram", "none", "--ram", "90GiB", "--ram-rate", "40"], capture_output=True, text=True)
+    check(done.returncode == 0 and "but the llama.cpp installed here does not run it: " in done.stdout and "qwen35mox" in done.stdout.split("does not run it")[1],
+          f"an architecture llama.cpp does not know: {done.returncode}: {[line for line in done.stdout.splitlines() if 'does not run' in line]} {done.stderr}")
+    os.remove(other)
     alone = os.path.join(folder, "alone")
     os.mkdir(alone)
     subprocess.run(["cp", LINKCPP, alone], check=True)
@@ -214,7 +231,7 @@ def bad_input(folder, good):
              ([good, "--ram", "0"], "no memory"), ([good, "--vram", "0"], "no memory"), ([good, "--ram", "32"], "32G"),
              ([good, "--ctx", "0"], "--ctx"), ([good, "--ctx", "many"], "--ctx"), ([good, "--kv", "q5"], "--kv"),
              ([good, "--disk", "floppy"], "--disk"), ([good, "--gpu-layers", "500"], "48"),
-             ([good, "--nodes", nodes], "speed"), ([good, "--nodes", os.path.join(folder, "absent.json")], "absent.json"),
+             ([good, "--nodes", nodes], "speed"), ([good, "--nodes", folder], "cannot be read"), ([good, "--ram", "1KiB"], "no model fits there"), ([good, "--nodes", os.path.join(folder, "absent.json")], "absent.json"),
              ([good, "--parallel", "0"], "parallel"), ([good, "--vram-rate", "fast"], "vram-rate")]
     for (model, *options), expected in cases:
         if "--vram" not in options:
