@@ -48,7 +48,7 @@ Result<void> WriteBareHeader(const ModelFile& model, const std::string& path) {
 
 Result<std::vector<LaidOut>> AskOnce(const LayoutRequest& request) {
   ChildCommand command{.argv = {ProgramBeside("linkcpp-layout"), ToJson(request)}, .timeout_s = kTimeoutS};
-  // An abort is an answer too, and no reason for ggml to call a debugger, which takes 20 s.
+  // When libllama aborts, ggml would call a debugger, which takes 20 s.
   command.environment = {{"GGML_BACKEND_PATH", ""}, {"GGML_NO_BACKTRACE", "1"}};
   if (std::ranges::none_of(request.devices,
                            &PlannedDevice::here)) {  // looking for real ones takes longer than the answer

@@ -64,10 +64,6 @@ Result<void> RunPlan(const PlanArguments& arguments) {
   if (wish.run.context > sizes.context_length && sizes.context_length > 0) {
     assumptions.push_back(std::format("the model was made for a context of {} only", sizes.context_length));
   }
-  if (sizes.compute_is_a_guess && arguments.estimate) {
-    assumptions.push_back(
-        std::format("the compute buffer of {} is not known: the figure is too small, leave room", sizes.architecture));
-  }
   ASSIGN_OR_RETURN(const Machine machine, ReadMachine(machine_wish, model, sizes, assumptions));
   const InterruptGuard guard;  // a copy of the header goes away with the asker
   if (!arguments.estimate) wish.ask = MakeLayoutAsker(model);

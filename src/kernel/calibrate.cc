@@ -182,8 +182,10 @@ struct Rates {
   double dense_gbs = 0, expert_gbs = 0;
 };
 
-Result<Rates> MatrixRates(std::span<const MatrixKind> kinds, GgmlDevice& device, double seconds,
-                          std::uint64_t most_bytes) {
+// Over all kinds, each weighed by the bytes a token takes of it. `seconds_a_byte`: (bench, seconds it may take).
+template <class SecondsAByte>
+Result<Rates> RatesOf(std::span<const MatrixKind> kinds, GgmlDevice& device, double seconds,
+                      const SecondsAByte& seconds_a_byte) {
   double dense_bytes = 0, dense_seconds = 0, expert_bytes = 0, expert_seconds = 0;
   const double share = seconds / static_cast<double>(std::max<std::size_t>(kinds.size(), 1));
   // Getting and filling memory takes its time too, on a busy machine a multiple: then fewer kinds must do.
@@ -191,7 +193,8 @@ Result<Rates> MatrixRates(std::span<const MatrixKind> kinds, GgmlDevice& device,
   for (const MatrixKind& kind : kinds) {
     const bool has_alike = kind.n_experts > 0 ? expert_bytes > 0 : dense_bytes > 0;
     if (has_alike && SecondsSince(begin) > kPatience * seconds) continue;
-    ASSIGN_OR_RETURN(const double a_byte, KindBench(kind, device).SecondsAByte(share, most_bytes));
+    KindBench bench(kind, device);
+    ASSIGN_OR_RETURN(const double a_byte, seconds_a_byte(bench, share));
     const auto bytes = static_cast<double>(kind.token_bytes);
     (kind.n_experts > 0 ? expert_bytes : dense_bytes) += bytes;
     (kind.n_experts > 0 ? expert_seconds : dense_seconds) += bytes * a_byte;
@@ -200,22 +203,17 @@ Result<Rates> MatrixRates(std::span<const MatrixKind> kinds, GgmlDevice& device,
                .expert_gbs = expert_seconds > 0 ? expert_bytes / expert_seconds / 1e9 : 0};
 }
 
-// The rates of a batch's rows; `kinds` as above.
+Result<Rates> MatrixRates(std::span<const MatrixKind> kinds, GgmlDevice& device, double seconds,
+                          std::uint64_t most_bytes) {
+  return RatesOf(kinds, device, seconds,
+                 [&](KindBench& bench, double share) { return bench.SecondsAByte(share, most_bytes); });
+}
+
+// The same of a batch's rows.
 Result<Rates> BatchMatrixRates(std::span<const MatrixKind> kinds, GgmlDevice& device, double seconds,
                                std::uint32_t n_rows) {
-  double dense_bytes = 0, dense_seconds = 0, expert_bytes = 0, expert_seconds = 0;
-  const double share = seconds / static_cast<double>(std::max<std::size_t>(kinds.size(), 1));
-  const auto begin = CalibrationClock::now();
-  for (const MatrixKind& kind : kinds) {
-    const bool has_alike = kind.n_experts > 0 ? expert_bytes > 0 : dense_bytes > 0;
-    if (has_alike && SecondsSince(begin) > kPatience * seconds) continue;
-    ASSIGN_OR_RETURN(const double a_byte, KindBench(kind, device).SecondsAByteAndRow(share, n_rows));
-    const auto bytes = static_cast<double>(kind.token_bytes);
-    (kind.n_experts > 0 ? expert_bytes : dense_bytes) += bytes;
-    (kind.n_experts > 0 ? expert_seconds : dense_seconds) += bytes * a_byte;
-  }
-  return Rates{.dense_gbs = dense_seconds > 0 ? dense_bytes / dense_seconds / 1e9 : 0,
-               .expert_gbs = expert_seconds > 0 ? expert_bytes / expert_seconds / 1e9 : 0};
+  return RatesOf(kinds, device, seconds,
+                 [&](KindBench& bench, double share) { return bench.SecondsAByteAndRow(share, n_rows); });
 }
 
 std::vector<MatrixKind> ExpertsOnly(std::span<const MatrixKind> kinds) {

@@ -58,7 +58,14 @@ std::uint64_t Settle(const ComputeBuffers& heard, const Machine& machine, Placem
 Placement PlaceAsking(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
                       const std::string& model_path, const AskLayout& ask, KnownBuffers& known,
                       std::vector<std::string>& assumptions, std::string& refusal) {
-  if (!ask) return PlaceModel(sizes, machine, options, true, known);
+  const auto estimate = [&] {
+    if (sizes.compute_is_a_guess) {
+      assumptions.push_back(std::format("the compute buffer of {} is not known: the figure is too small, leave room",
+                                        sizes.architecture));
+    }
+    return PlaceModel(sizes, machine, options, true, known);
+  };
+  if (!ask) return estimate();
   std::uint64_t excess = 0;
   int questions = 0;
   known.optimistic = true;
@@ -86,7 +93,7 @@ Placement PlaceAsking(const ModelSizes& sizes, const Machine& machine, const Run
       assumptions.push_back(std::format("compute buffers are estimated: {}", answer.error().text));
       if (answer.error().code == FaultCode::kRefused) refusal = answer.error().text;
       known = {};
-      return PlaceModel(sizes, machine, options, true, known);
+      return estimate();
     }
     ++questions;
     known.Add(key, Heard(*answer, sizes, machine, placement, excess));

@@ -137,6 +137,21 @@ TEST(Asking, WithoutAnAnswerItIsEstimatedAndSaid) {
   EXPECT_EQ(MakePlan(sizes, OneDevice(12 * kGib), wish)->refusal, "");
 }
 
+TEST(Asking, AnEstimateThatIsOnlyALowerBoundSaysSoHoweverItCameToBe) {
+  ModelSizes sizes = test::SizesOf("qwen3-30b");
+  sizes.compute_is_a_guess = true;
+  const auto warns = [&](AskLayout ask) {
+    const PlanWish wish{.run = {.context = 8192}, .model_path = "m.gguf", .ask = std::move(ask)};
+    return std::ranges::any_of(MakePlan(sizes, OneDevice(12 * kGib), wish)->assumptions,
+                               [](const std::string& line) { return line.contains("too small"); });
+  };
+  int asked = 0;
+  EXPECT_TRUE(warns(nullptr));
+  EXPECT_TRUE(
+      warns([](const LayoutRequest&) -> Result<std::vector<LaidOut>> { return Fail(FaultCode::kLocal, "no"); }));
+  EXPECT_FALSE(warns(Always(100 * kMib, asked)));
+}
+
 TEST(Asking, QuestionAndAnswerTravelAsJson) {
   const LayoutRequest request{.model_path = "a \"b\".gguf",
                               .devices = {{.name = "device 0", .memory_bytes = 1ull << 40}},
