@@ -41,6 +41,8 @@ def arguments():
 
 
 def plan(model, *options):
+    if "--ram-rate" not in options:
+        options = (*options, "--measure")
     return json.loads(run([BIN / "linkcpp", "plan", "-m", model, "--vram", "none", "--ctx", "4096", "--json", *options],
                           env=environment()).stdout)
 
@@ -48,7 +50,7 @@ def plan(model, *options):
 def measured(model, env, n_tokens, n_prompt):
     """Tokens a second, decode and prefill, once the experts' pages are mapped: a first run over a mapped file takes a fault for
     each page (20.5 tok/s in the first 64 tokens of the 122B's shape, 23.3 to 24.7 in the next four times 64), and is left out."""
-    said = run(["llama-bench", "-m", model, "-p", n_prompt, "-n", n_tokens, "-t", THREADS, "-r", "3", "-o", "json"], env=env).stdout
+    said = run(["llama-bench", "-m", model, "-p", n_prompt, "-n", n_tokens, "-t", THREADS, "-r", "2", "-o", "json"], env=env).stdout
     rows = json.loads(said[said.index("[\n"):said.rindex("]") + 1])
     return tuple(statistics.mean(next(row["samples_ts"] for row in rows if row[which] > 0)[1:]) for which in ("n_gen", "n_prompt"))
 

@@ -44,8 +44,8 @@ class Examiner {
  public:
   // Larger experts (weights) are judged by the second kernel: dequantised they would take 4 bytes each for a moment.
   static constexpr std::uint64_t kMaxWeights = std::uint64_t{1} << 26;
-  // Against a second kernel. Of 12,800 pairs of real decoding the worst kept 0.99940 when its rows were turned into Q8_K
-  // (docs/matrix.md); this leaves some room for a second, finer row format on the other side.
+  // Against a second kernel. Of 12,800 pairs of real decoding the worst kept 0.99940 when its rows were turned into
+  // Q8_K (docs/matrix.md); this leaves some room for a second, finer row format on the other side.
   static constexpr double kLeastCosine = 0.999;
 
   // `model` and `kernel` must outlive this; kernel may be nullptr, then such experts can not be examined.

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <string>
@@ -36,6 +38,11 @@ struct ChildPipe {
     if (write >= 0) ::close(std::exchange(write, -1));
   }
 };
+
+// For a program that only answers its parent: it ends with it, even when that is killed. Called first thing in main.
+inline void EndWithParent() {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+}
 
 // argv or envp for exec; borrows the texts.
 inline std::vector<char*> ExecPointers(std::vector<std::string>& texts) {

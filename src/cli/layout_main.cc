@@ -4,6 +4,7 @@
 //   linkcpp-layout REQUEST     a LayoutRequest (planner/layout.h) as JSON; "-": from standard input
 //
 // Prints what is laid out (LaidOut, JSON) and exits with 0; or says on standard error why not, and exits with 1.
+// Answers are kept in the user's cache folder: the same libraries say the same of the same header.
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -12,20 +13,34 @@
 #include <string>
 #include <vector>
 
+#include "base/kept_file.h"
+#include "base/spawn.h"
+#include "gguf/manifest.h"
 #include "layout/lay_out.h"
 
 namespace {
 
 linkcpp::Result<void> Run(const std::string& text) {
   ASSIGN_OR_RETURN(const linkcpp::LayoutRequest request, linkcpp::ParseLayoutRequest(text));
+  const std::string cache = linkcpp::DefaultCacheDir(), folder = cache.empty() ? "" : cache + "/layout";
+  const std::string question = linkcpp::LayoutQuestion(request);
+  if (!question.empty()) {
+    if (const auto kept = linkcpp::FindKept(folder, question); kept && linkcpp::ParseLaidOut(*kept)) {
+      std::println("{}", *kept);
+      return {};
+    }
+  }
   ASSIGN_OR_RETURN(const std::vector<linkcpp::LaidOut> laid_out, linkcpp::LayOut(request));
-  std::println("{}", linkcpp::ToJson(laid_out));
+  const std::string answer = linkcpp::ToJson(laid_out);
+  if (!question.empty()) linkcpp::Keep(folder, question, answer);
+  std::println("{}", answer);
   return {};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
+  linkcpp::EndWithParent();
   if (argc != 2) {
     std::println(stderr, "usage: linkcpp-layout REQUEST|-   (`linkcpp plan` runs it)");
     return 2;

@@ -166,7 +166,9 @@ void AddMatrixCommand(CLI::App& app, CommandContext& context) {
   command->add_option("--threads", options->n_threads, "threads of CPU rows and of the oracle; 0: one per core")
       ->check(CLI::Range(0, 512))
       ->capture_default_str();
-  command->add_option("--timeout", options->timeout_s, "seconds that one backend may take; a worker at most 120 s an answer")
+  command
+      ->add_option("--timeout", options->timeout_s,
+                   "seconds that one backend may take; a worker at most 120 s an answer")
       ->check(CLI::Range(1, 86400))
       ->capture_default_str();
   command->add_option("--svg", options->svg, "also draw it into this file");

@@ -27,7 +27,7 @@ struct PlanArguments {
   MachineWish machine;
   std::uint32_t parallel = 1, batch = 512;
   std::optional<std::uint32_t> gpu_layers;
-  bool force_nodes = false, split_layers = false, estimate = false, json = false;
+  bool force_nodes = false, split_layers = false, whole_layers = false, estimate = false, json = false;
 };
 
 Result<std::uint32_t> ParseContext(const std::string& text) {
@@ -49,10 +49,13 @@ Result<void> RunPlan(const PlanArguments& arguments) {
   wish.run.n_parallel = arguments.parallel;
   wish.run.n_batch = arguments.batch;
   wish.run.max_gpu_layers = arguments.gpu_layers;
-  wish.run.split_layers = arguments.split_layers;
+  if (arguments.split_layers) wish.run.split_layers = SplitLayers::kAlways;
+  if (arguments.whole_layers) wish.run.split_layers = SplitLayers::kNever;
   const auto kv = KvTypeFromName(arguments.kv);
   if (!kv) return Fail(FaultCode::kRefused, "--kv '{}' is neither f16, q8_0 nor q4_0", arguments.kv);
   wish.run.kv = *kv;
+  if (arguments.force_nodes && arguments.machine.nodes.empty() && arguments.machine.swarm_url.empty())
+    return Fail(FaultCode::kRefused, "--force-nodes: there is no node: give --nodes or --swarm");
   MachineWish machine_wish = arguments.machine;
   machine_wish.n_batch = arguments.batch;
   machine_wish.token_file = arguments.token_file;
@@ -92,12 +95,10 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
   auto arguments = std::make_shared<PlanArguments>();
   command->add_option("-m,--model", arguments->model, "the GGUF file, or any of its splits; only headers are read")
       ->required();
-  command
-      ->add_option(
-          "--vram", arguments->machine.vram,
-          "memory of the devices, e.g. 24GiB,16GiB; NAME=16GiB of one that is here; none (default: what is free "
-          "now)")
-      ->delimiter(',');
+  command->add_option(
+      "--vram", arguments->machine.vram,
+      "memory of the devices, e.g. 24GiB,16GiB; NAME=16GiB of one that is here; none (default: what is free "
+      "now)");
   command
       ->add_option("--vram-rate", arguments->machine.vram_rate, "what a device reads, in GB/s (default: 500, assumed)")
       ->check(CLI::Range(0.1, 100'000.0));
@@ -105,6 +106,10 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
                       "memory for the model, e.g. 32GiB (default: what is available now)");
   command->add_option("--ram-rate", arguments->machine.ram_rate, "what the CPU reads, in GB/s (default: measured)")
       ->check(CLI::Range(0.1, 100'000.0));
+  command
+      ->add_flag("--measure", arguments->machine.measure_again,
+                 "measure the CPU again, though it was within the last hour")
+      ->excludes("--ram-rate");
   command->add_option("--disk", arguments->machine.disk,
                       "leave experts in the file: nvme (3 GB/s), sata (0.5) or GB/s (default: no)");
   command->add_option("--ctx", arguments->context, "tokens of context of all sequences together: 32768, 32k, full")
@@ -120,7 +125,10 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
   command->add_option("--nodes", arguments->machine.nodes,
                       "nodes.json: machines that would hold experts (docs/planner.md)");
   command->add_flag("--split-layers", arguments->split_layers,
-                    "fill a device to the last: of one layer some expert tensors there, the others in RAM");
+                    "fill devices to the last: of some layers single expert tensors there, the others in RAM "
+                    "(default: where whole layers leave more than 1/32 of a device free)");
+  command->add_flag("--whole-layers", arguments->whole_layers, "never split a layer's experts between a device and RAM")
+      ->excludes("--split-layers");
   command
       ->add_option("--swarm", arguments->machine.swarm_url,
                    "a running coordinator: plan with its nodes, as measured there (token: LINKCPP_TOKEN, --token-file)")

@@ -1,5 +1,7 @@
 #include "cli/plan_machine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -9,13 +11,16 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <print>
+#include <ranges>
 #include <string_view>
 #include <thread>
 
 #include "base/byte_size.h"
-#include "cli/plan_calibrate.h"
+#include "cli/cpu_speed.h"
 #include "cli/swarm_nodes.h"
 #include "cli/swarm_view.h"
+#include "gguf/manifest.h"
 #include "kernel/device.h"
 #include "kernel/openmp_spin.h"
 #include "planner/memory.h"
@@ -64,43 +69,15 @@ bool HasAmx() {
 #endif
 }
 
-// Reads 128 MiB with every core, for a quarter of a second and at least three times, and takes the best: GB/s.
-double MeasureReading() {
-  constexpr std::size_t kWords = (128ull << 20) / sizeof(std::uint64_t);
-  const std::vector<std::uint64_t> words(kWords, 1);
-  const std::size_t n_threads = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 64);
-  double best = 0;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(250);
-  for (int pass = 0; pass < 3 || std::chrono::steady_clock::now() < deadline; ++pass) {
-    std::vector<std::uint64_t> sums(n_threads);
-    const auto start = std::chrono::steady_clock::now();
-    {
-      std::vector<std::jthread> threads;
-      for (std::size_t t = 0; t < n_threads; ++t) {
-        threads.emplace_back([&, t] {
-          std::uint64_t sum = 0;
-          for (std::size_t i = kWords * t / n_threads; i < kWords * (t + 1) / n_threads; ++i) sum += words[i];
-          sums[t] = sum;
-        });
-      }
-    }
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    std::uint64_t sum = 0;
-    for (const std::uint64_t part : sums) sum += part;
-    if (sum == kWords) best = std::max(best, static_cast<double>(kWords * sizeof(std::uint64_t)) / 1e9 / seconds);
-  }
-  return best;
-}
-
 Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<std::string>& assumptions) {
   const double rate = wish.vram_rate.value_or(kVramGbs);
   const char* const rate_from = wish.vram_rate ? "--vram-rate" : "assumed, see --vram-rate";
-  if (wish.vram.size() == 1 && wish.vram[0] == "none") {
+  if (wish.vram == "none") {
     assumptions.emplace_back("no device: the CPU computes everything (--vram none)");
     return {};
   }
   std::vector<DeviceInfo> here;
-  if (wish.vram.empty() || std::ranges::any_of(wish.vram, [](const std::string& text) { return text.contains('='); })) {
+  if (wish.vram.empty() || wish.vram.contains('=')) {
     here = Device::List();
     std::erase_if(here, [](const DeviceInfo& info) { return !info.is_gpu || info.free_bytes == 0; });
   }
@@ -108,7 +85,8 @@ Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<
     machine.devices.push_back(
         {.name = std::move(name), .memory_bytes = bytes, .read_gbs = rate, .tflops = kVramTflops, .here = is_here});
   };
-  for (const std::string& text : wish.vram) {
+  for (const auto part : std::views::split(wish.vram, ',')) {  // "": no part
+    const std::string text(part.begin(), part.end());
     const std::size_t equals = text.find('=');
     const std::string name = equals == std::string::npos ? "" : text.substr(0, equals);
     ASSIGN_OR_RETURN(const std::uint64_t bytes, ParseMemory("--vram", name.empty() ? text : text.substr(equals + 1)));
@@ -182,11 +160,45 @@ Result<void> ReadSwarm(const MachineWish& wish, const ModelFile& model, const Mo
   return {};
 }
 
+// Fills in how fast the CPU computes; how that is known, for people.
+Result<std::string> FindSpeed(const MachineWish& wish, const ModelFile& model, const ModelSizes& sizes,
+                              Machine& machine) {
+  ASSIGN_OR_RETURN(const SpeedQuestion question, AskSpeed(model, sizes, wish.n_batch, machine.nodes));
+  const std::string cache = DefaultCacheDir(), folder = cache.empty() ? "" : cache + "/speed";
+  if (!wish.measure_again) {
+    if (const auto kept = FindKeptSpeed(folder, question)) {
+      UseSpeed(question, kept->speed, machine);
+      return std::format("measured {} min ago, --measure measures again", kept->age_s / 60);
+    }
+  }
+  RestartWithOpenMpSpin();
+  if (::isatty(STDERR_FILENO) == 1) std::println(stderr, "measuring this CPU on the model's shapes, some seconds");
+  ASSIGN_OR_RETURN(const CpuSpeed speed, MeasureSpeed(question));
+  KeepSpeed(folder, question, speed);
+  UseSpeed(question, speed, machine);
+  return "measured now, a busy machine shows less";
+}
+
+void SayCpuSpeed(const Machine& machine, const std::string& how, std::vector<std::string>& assumptions) {
+  assumptions.push_back(
+      std::format("CPU on this model's shapes, {}: matrices {:.1f}, experts {:.1f}, K and V {:.1f} GB/s",
+                  how.substr(0, how.find(',')), machine.dense_gbs, machine.expert_gbs, machine.attention_gbs));
+  assumptions.push_back("  beside them " + StepCostsText(machine));
+  const BatchRates& batch = machine.batch;
+  if (batch.n_rows == 0) return;
+  std::string delta_net;
+  if (batch.delta_net_seconds > 0) delta_net = std::format(", its delta net {:.2f} ms", 1e3 * batch.delta_net_seconds);
+  assumptions.push_back(std::format(
+      "  a batch of {}: matrices {:.0f}, experts {:.0f} GB/s of weights times rows; a layer's attention {:.2f} ms, its "
+      "router {:.2f} ms{}, another step {:.2f} ms; over loopback {:.2f} GB/s",
+      batch.n_rows, batch.dense_gbs, batch.expert_gbs, 1e3 * batch.attention_seconds, 1e3 * batch.router_seconds,
+      delta_net, 1e3 * batch.step_seconds, machine.loopback_gbs));
+}
+
 }  // namespace
 
 Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, const ModelSizes& sizes,
                             std::vector<std::string>& assumptions) {
-  if (!wish.ram_rate) RestartWithOpenMpSpin();
   Machine machine;
   RETURN_IF_FAULT(ReadDevices(wish, machine, assumptions));
   machine.ram_bytes = AvailableMemory();
@@ -210,24 +222,28 @@ Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, con
     const std::string dropped = DropUselessNodes(machine.nodes, least);
     if (!dropped.empty()) assumptions.push_back(dropped);
   }
-  machine.ram_gbs = wish.ram_rate ? *wish.ram_rate : MeasureReading();
   const unsigned n_cores = std::max(1u, std::thread::hardware_concurrency());
   machine.n_cores = n_cores;
   machine.cpu_tflops = kCoreTflops * n_cores;
-  assumptions.push_back(std::format("RAM: {} ({}), read at {:.1f} GB/s ({})", BinarySizeText(machine.ram_bytes),
-                                    wish.ram.empty() ? "available now" : "--ram", machine.ram_gbs,
-                                    wish.ram_rate ? "--ram-rate" : "measured now, a busy machine shows less"));
-  assumptions.push_back(
-      std::format("CPU: {} core{}, {:.2f} Tflop/s (assumed)", n_cores, n_cores == 1 ? "" : "s", machine.cpu_tflops));
+  std::string how = "--ram-rate";
   if (wish.ram_rate) {
+    machine.ram_gbs = *wish.ram_rate;
     AssumeStepCosts(sizes, machine);
-    assumptions.push_back("beside weights (assumed with --ram-rate, from a Sapphire Rapids Xeon): " +
-                          StepCostsText(machine));
     for (Node& node : machine.nodes) {
       if (node.here && node.read_gbs == 0) node.read_gbs = *wish.ram_rate;
     }
   } else {
-    RETURN_IF_FAULT(CalibrateMachine(model, sizes, wish.n_batch, machine, assumptions));
+    ASSIGN_OR_RETURN(how, FindSpeed(wish, model, sizes, machine));
+  }
+  assumptions.push_back(std::format("RAM: {} ({}), read at {:.1f} GB/s ({})", BinarySizeText(machine.ram_bytes),
+                                    wish.ram.empty() ? "available now" : "--ram", machine.ram_gbs, how));
+  assumptions.push_back(
+      std::format("CPU: {} core{}, {:.2f} Tflop/s (assumed)", n_cores, n_cores == 1 ? "" : "s", machine.cpu_tflops));
+  if (wish.ram_rate) {
+    assumptions.push_back("beside weights (assumed with --ram-rate, from a Sapphire Rapids Xeon): " +
+                          StepCostsText(machine));
+  } else {
+    SayCpuSpeed(machine, how, assumptions);
   }
   machine.amx = HasAmx();
   if (machine.amx)
@@ -241,7 +257,7 @@ Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, con
                                       BinarySizeText(node.memory_bytes), node.read_gbs, node.rtt_ms, node.up_mbits,
                                       node.down_mbits, node.tflops, wish.nodes, node.here ? ", here" : ""));
   }
-  assumptions.emplace_back("flash attention; layers' experts stay together; rows travel as f32; routing is uniform");
+  assumptions.emplace_back("flash attention; rows travel as f32; routing is uniform");
   assumptions.push_back(std::format("kept free on each device: {}", BinarySizeText(kDeviceReserveBytes)));
   return machine;
 }

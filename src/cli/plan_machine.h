@@ -18,9 +18,10 @@ namespace linkcpp {
 bool IsHere(std::string_view url);
 
 struct MachineWish {
-  std::vector<std::string> vram;  // one size each, or NAME=size for a device here; {"none"}; empty: what is free
+  std::string vram;  // sizes with commas between, or NAME=size for a device here; "none"; "": what is free
   std::optional<double> vram_rate, ram_rate;
   std::string ram, disk;              // "": what is available now; no disk
+  bool measure_again = false;         // what was measured within the last hour
   std::uint32_t n_batch = 0;          // rows of a prompt at once, to be measured; 0: prompts do not matter
   std::string nodes;                  // path of nodes.json
   std::string swarm_url, token_file;  // a running coordinator instead; "": the token is in LINKCPP_TOKEN

@@ -22,7 +22,7 @@ struct AutoPlan {
 // An option they set is left out of the plan's. When the model's own context does not fit and the user asked for none,
 // the largest half, quarter, … that fits is taken. `nodes`: path of nodes.json; "": none are expected.
 //
-// May restart the program (cli/plan_calibrate.h): call it first. A fault: the model, the nodes or one of those
+// May restart the program (cli/cpu_speed.h): call it first. A fault: the model, the nodes or one of those
 // arguments can not be used.
 Result<AutoPlan> PlanForServe(const std::string& model, const std::string& nodes,
                               std::span<const std::string> user_arguments);

@@ -39,16 +39,15 @@ Result<HttpEndpoint> Endpoint(const Options& options) {
       ASSIGN_OR_RETURN(folder, DefaultStateFolder());
     }
     ASSIGN_OR_RETURN(const std::optional<ServeRecord> record, LoadServeRecord(folder));
-    if (!record) {
-      if (!url.empty()) return Fail(FaultCode::kLocal, "no token for {}: set LINKCPP_TOKEN", url);
+    if (!record && url.empty()) {
       return Fail(FaultCode::kLocal,
                   "no `linkcpp serve` has run here: say where with --url (or LINKCPP_COORDINATOR) and LINKCPP_TOKEN");
     }
     // A token goes only to the coordinator it is of.
-    if (url.empty() || url == record->url.substr(0, record->url.find('#'))) url = record->url;
-    if (token.empty() && url == record->url) token = record->token;
+    if (record && (url.empty() || url == record->url.substr(0, record->url.find('#')))) url = record->url;
+    if (record && token.empty() && url == record->url) token = record->token;
   }
-  if (token.empty()) return Fail(FaultCode::kLocal, "no token for {}: set LINKCPP_TOKEN", url);
+  if (token.empty()) return Fail(FaultCode::kRefused, "no token for {}: set LINKCPP_TOKEN", url);
   return ParseEndpoint(url, token);
 }
 
@@ -70,8 +69,7 @@ TextStyle TerminalStyle() {
   return style;
 }
 
-Result<std::string> Ask(const Options& options) {
-  ASSIGN_OR_RETURN(const HttpEndpoint endpoint, Endpoint(options));
+Result<std::string> Ask(const HttpEndpoint& endpoint, const Options& options) {
   SwarmView swarm(endpoint);
   ASSIGN_OR_RETURN(const std::string json, swarm.StatusJson());
   if (options.json) return json + "\n";
@@ -92,7 +90,11 @@ void AddStatusCommand(CLI::App& app, CommandContext& context) {
     if (const auto usable = CheckUsage(*options); !usable) {
       return ReportUsage(context, usable.error(), options->json);
     }
-    const auto text = Ask(*options);
+    const auto endpoint = Endpoint(*options);
+    if (!endpoint && endpoint.error().code == FaultCode::kRefused)  // as for plan --swarm: a token is part of asking
+      return ReportUsage(context, endpoint.error(), options->json);
+    if (!endpoint) return ReportFault(context, endpoint.error(), options->json);
+    const auto text = Ask(*endpoint, *options);
     if (!text) return ReportFault(context, text.error(), options->json);
     std::print("{}", *text);
   });

@@ -10,8 +10,10 @@
 #include "cli/beside.h"
 #include "cli/commands.h"
 #include "coordinator/kept.h"
+#include "coordinator/plain_text.h"
 #include "coordinator/state_folder.h"
 #include "coordinator/token_store.h"
+#include "wire/control.h"
 
 namespace linkcpp {
 namespace {
@@ -89,7 +91,7 @@ Result<void> List(const Options& options) {
   std::println("{:<10}{:<22}{:<22}{}", "ID", "MADE", "REVOKED", "NAME");
   for (const TokenInfo& token : tokens) {
     std::println("{:<10}{:<22}{:<22}{}", token.id, DateText(token.created_unix_s),
-                 token.revoked_unix_s == 0 ? "-" : DateText(token.revoked_unix_s), token.name);
+                 token.revoked_unix_s == 0 ? "-" : DateText(token.revoked_unix_s), PlainText(token.name));
   }
   return {};
 }
@@ -102,7 +104,7 @@ Result<void> Revoke(const Options& options) {
   if (options.json) {
     PrintJson(token);
   } else {
-    std::println("revoked {} ({})", token.id, token.name);
+    std::println("revoked {} ({})", token.id, PlainText(token.name));
   }
   return {};
 }
@@ -113,20 +115,27 @@ void AddTokenCommand(CLI::App& app, CommandContext& context) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("token", "make, list and revoke the tokens that workers join with");
   command->require_subcommand(1);
-  const auto add = [&](const char* name, const char* what, Result<void> (*act)(const Options&)) {
+  const auto add = [&](const char* name, const char* what, const char* example, Result<void> (*act)(const Options&)) {
     CLI::App* sub = command->add_subcommand(name, what);
     sub->add_option("--state", options->state, "the coordinator's folder (default ~/.local/state/linkcpp)");
     sub->add_flag("--json", options->json, "print the result as JSON");
+    sub->footer(std::format("example:\n  linkcpp token {}", example));
     sub->callback([options, &context, act] {
       if (const auto outcome = act(*options); !outcome) ReportFault(context, outcome.error(), options->json);
     });
     return sub;
   };
-  add("new", "make a token; it is shown once", New)
+  add("new", "make a token; it is shown once", "new --name laptop", New)
       ->add_option("--name", options->name, "whose it is, for the list")
-      ->default_str("");
-  add("list", "the tokens there are, without the secrets", List);
-  add("revoke", "make a token stop working, at once", Revoke)
+      ->default_str("")
+      ->check(CLI::Validator(
+          [](std::string& name) {
+            if (name.size() > kMaxNameBytes) return std::format("longer than {} bytes", kMaxNameBytes);
+            return std::string(PlainText(name) == name ? "" : "has characters that are no text");
+          },
+          ""));
+  add("list", "the tokens there are, without the secrets", "list --json", List);
+  add("revoke", "make a token stop working, at once", "revoke 1f2e3d4c", Revoke)
       ->add_option("id", options->id, "its id, from `linkcpp token list`")
       ->required();
   command->footer("example:\n  linkcpp token new --name laptop\n  linkcpp token revoke 1f2e3d4c");

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <vector>
 
 #include "kernel/calibrate_layers.h"
@@ -19,10 +20,38 @@ constexpr std::int64_t kBatchColumns = 256;  // a matrix that is too large for t
 // Every byte of the made-up weights: as a scale in F16 0.047, and no type reads it as NaN or a denormal.
 constexpr int kWeightByte = 0x2a;
 
+// Memory for made-up weights, one piece for each buffer type, which all kinds use in turn: getting and filling half a
+// GiB takes longer than measuring on it.
+class MadeUpWeights {
+ public:
+  explicit MadeUpWeights(const GgmlDevice& device) : device_(device) {}
+
+  // `bytes` of it, each kWeightByte; good until more is asked for.
+  Result<ggml_backend_buffer_t> Take(ggml_backend_buffer_type_t type, std::size_t bytes) {
+    GgmlBuffer& buffer = pieces_[type];
+    if (buffer != nullptr && ggml_backend_buffer_get_size(buffer.get()) >= bytes) return buffer.get();
+    buffer.reset();
+    buffer.reset(ggml_backend_buft_alloc_buffer(type, bytes));
+    if (buffer == nullptr) return Fail(FaultCode::kLocal, "no memory to measure with: {} bytes", bytes);
+    if (ggml_backend_buffer_is_host(buffer.get()) || !device_.info().is_gpu) {
+      std::memset(ggml_backend_buffer_get_base(buffer.get()), kWeightByte,
+                  bytes);  // not converted: only the layout counts
+    } else {
+      ggml_backend_buffer_clear(buffer.get(), kWeightByte);
+    }
+    return buffer.get();
+  }
+
+ private:
+  const GgmlDevice& device_;
+  std::map<ggml_backend_buffer_type_t, GgmlBuffer> pieces_;
+};
+
 // Matrices of one kind over up to `most_bytes`, each multiplied once a pass: seconds a byte.
 class KindBench {
  public:
-  KindBench(const MatrixKind& kind, GgmlDevice& device) : kind_(kind), device_(device) {}
+  KindBench(const MatrixKind& kind, GgmlDevice& device, MadeUpWeights& memory)
+      : kind_(kind), device_(device), memory_(memory) {}
 
   Result<double> SecondsAByte(double seconds, std::uint64_t most_bytes) {
     const auto type = static_cast<ggml_type>(kind_.type);
@@ -142,7 +171,7 @@ class KindBench {
     return median / static_cast<double>(turns);
   }
 
-  // Memory of the buffer type llama.cpp would choose, filled without being converted: only its layout is made up.
+  // Memory of the buffer type llama.cpp would choose.
   Result<void> Place(const std::vector<ggml_tensor*>& weights) {
     ggml_backend_buffer_type_t type =
         kind_.n_experts > 0
@@ -156,25 +185,19 @@ class KindBench {
       offsets.push_back(end);
       end += (ggml_backend_buft_get_alloc_size(type, weight) + align - 1) / align * align;
     }
-    buffer_.reset(ggml_backend_buft_alloc_buffer(type, end));
-    if (buffer_ == nullptr) return Fail(FaultCode::kLocal, "no memory to measure with: {} bytes", end);
-    auto* base = static_cast<char*>(ggml_backend_buffer_get_base(buffer_.get()));
+    ASSIGN_OR_RETURN(const ggml_backend_buffer_t buffer, memory_.Take(type, end));
+    auto* base = static_cast<char*>(ggml_backend_buffer_get_base(buffer));
     for (std::size_t i = 0; i < weights.size(); ++i) {
-      if (ggml_backend_tensor_alloc(buffer_.get(), weights[i], base + offsets[i]) != GGML_STATUS_SUCCESS) {
+      if (ggml_backend_tensor_alloc(buffer, weights[i], base + offsets[i]) != GGML_STATUS_SUCCESS) {
         return Fail(FaultCode::kLocal, "the device refuses a matrix of type {}", kind_.type);
       }
-    }
-    if (ggml_backend_buffer_is_host(buffer_.get()) || !device_.info().is_gpu) {
-      std::memset(base, kWeightByte, end);
-    } else {
-      ggml_backend_buffer_clear(buffer_.get(), kWeightByte);
     }
     return {};
   }
 
   const MatrixKind& kind_;
   GgmlDevice& device_;
-  GgmlBuffer buffer_;
+  MadeUpWeights& memory_;
   GgmlContext context_;
 };
 
@@ -190,10 +213,11 @@ Result<Rates> RatesOf(std::span<const MatrixKind> kinds, GgmlDevice& device, dou
   const double share = seconds / static_cast<double>(std::max<std::size_t>(kinds.size(), 1));
   // Getting and filling memory takes its time too, on a busy machine a multiple: then fewer kinds must do.
   const auto begin = CalibrationClock::now();
+  MadeUpWeights memory(device);
   for (const MatrixKind& kind : kinds) {
     const bool has_alike = kind.n_experts > 0 ? expert_bytes > 0 : dense_bytes > 0;
     if (has_alike && SecondsSince(begin) > kPatience * seconds) continue;
-    KindBench bench(kind, device);
+    KindBench bench(kind, device, memory);
     ASSIGN_OR_RETURN(const double a_byte, seconds_a_byte(bench, share));
     const auto bytes = static_cast<double>(kind.token_bytes);
     (kind.n_experts > 0 ? expert_bytes : dense_bytes) += bytes;

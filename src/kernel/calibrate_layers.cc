@@ -13,10 +13,15 @@ double SecondsSince(CalibrationClock::time_point start) {
 
 Result<double> MedianPass(double seconds, const std::function<Result<void>()>& pass) {
   RETURN_IF_FAULT(pass());
-  constexpr std::size_t kLeastPasses = 5;
+  constexpr std::size_t kFewPasses = 5, kLeastPasses = 2;
   std::vector<double> times;
   const auto begin = CalibrationClock::now();
-  while (times.size() < kLeastPasses || (SecondsSince(begin) < seconds && times.size() < 10'000)) {
+  const auto wants_more = [&] {
+    const double taken = SecondsSince(begin);
+    if (times.size() < kFewPasses) return times.size() < kLeastPasses || taken < 2 * seconds;
+    return taken < seconds && times.size() < 10'000;
+  };
+  while (wants_more()) {
     const auto start = CalibrationClock::now();
     RETURN_IF_FAULT(pass());
     times.push_back(SecondsSince(start));

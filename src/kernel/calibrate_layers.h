@@ -17,7 +17,8 @@ namespace linkcpp {
 
 using CalibrationClock = std::chrono::steady_clock;
 double SecondsSince(CalibrationClock::time_point start);
-// The median of as many passes as fit into `seconds`, five at least, after one that is not counted.
+// The median of as many passes as fit into `seconds`, after one that is not counted: five at least, unless they take
+// twice that long, and two in any case.
 Result<double> MedianPass(double seconds, const std::function<Result<void>()>& pass);
 
 // `used` different ones of `experts` for each row, all alike likely: some get many rows, some few, as in a prompt.

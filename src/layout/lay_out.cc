@@ -3,15 +3,18 @@
 #include <dlfcn.h>
 #include <ggml-backend.h>
 #include <llama.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <format>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string_view>
 
+#include "gguf/model.h"
 #include "layout/planned_devices.h"
 
 namespace linkcpp {
@@ -120,6 +123,27 @@ Result<std::vector<LaidOut>> LayOut(const LayoutRequest& request) {
                         .compute_bytes = bytes.compute});
   }
   return laid_out;
+}
+
+std::string LayoutQuestion(const LayoutRequest& request) {
+  if (std::ranges::any_of(request.devices, &PlannedDevice::here)) return "";
+  const auto model = ModelFile::Open(request.model_path);
+  if (!model) return "";
+  LayoutRequest elsewhere = request;
+  elsewhere.model_path = model->header_hash().Hex();
+  struct stat self{};
+  if (::stat("/proc/self/exe", &self) != 0) return "";
+  std::string question =
+      std::format("{}\n{} {}.{}", ToJson(elsewhere), self.st_size, self.st_mtim.tv_sec, self.st_mtim.tv_nsec);
+  for (void* const function :
+       {reinterpret_cast<void*>(&llama_model_load_from_file), reinterpret_cast<void*>(&ggml_backend_load_all),
+        reinterpret_cast<void*>(&ggml_version)}) {
+    Dl_info info{};
+    struct stat file{};
+    if (::dladdr(function, &info) == 0 || ::stat(info.dli_fname, &file) != 0) return "";
+    question += std::format("\n{} {} {}.{}", info.dli_fname, file.st_size, file.st_mtim.tv_sec, file.st_mtim.tv_nsec);
+  }
+  return question;
 }
 
 }  // namespace linkcpp

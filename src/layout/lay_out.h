@@ -16,4 +16,8 @@ namespace linkcpp {
 // libllama than the one this was written for.
 Result<std::vector<LaidOut>> LayOut(const LayoutRequest& request);
 
+// All that an answer depends on, on one machine: the request, the model's header, and the files of this program and
+// its libraries. "": it depends on more (devices that are here), or the header can not be read.
+std::string LayoutQuestion(const LayoutRequest& request);
+
 }  // namespace linkcpp

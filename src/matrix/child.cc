@@ -96,7 +96,8 @@ Result<ChildOutcome> RunChild(const ChildCommand& command, const std::function<b
   int status = 0;
   while (!ended || out_open || err_open) {
     pollfd fds[] = {{out_open ? out.read : -1, POLLIN, 0}, {err_open ? err.read : -1, POLLIN, 0}};
-    if (::poll(fds, 2, 100) > 0) {
+    const bool silent = !out_open && !err_open;  // it is about to end: its status comes a moment after its last words
+    if (::poll(fds, 2, silent ? 1 : 100) > 0) {
       if (fds[0].revents != 0) out_open = Drain(out.read, outcome.out);
       if (fds[1].revents != 0) err_open = Drain(err.read, outcome.err);
     } else if (ended) {
@@ -111,7 +112,6 @@ Result<ChildOutcome> RunChild(const ChildCommand& command, const std::function<b
       ::waitpid(pid, &status, 0);
       ended = true;
     }
-    if (!out_open && !err_open && !ended) ::usleep(5000);
   }
   outcome.seconds = elapsed();
   outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

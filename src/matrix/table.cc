@@ -118,10 +118,10 @@ std::string MatrixTable(const MatrixReport& report) {
     }
   }
   for (const GroupReport& group : report.groups) AddGroup(report, group, text);
-  text += std::format(
-      "\n{} in {:.0f} s\n",
-      report.inside ? "every backend that ran is inside its derived bounds" : "NOT every backend answered, inside its bounds",
-      report.seconds);
+  text += std::format("\n{} in {:.0f} s\n",
+                      report.inside ? "every backend that ran is inside its derived bounds"
+                                    : "NOT every backend answered, inside its bounds",
+                      report.seconds);
   return text;
 }
 

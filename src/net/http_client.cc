@@ -212,8 +212,10 @@ class HttplibClient final : public HttpClient {
     }
     if (error == httplib::Error::Canceled)
       return Fail(FaultCode::kGone, "{} {}{}: stopped by the receiver", request.method, endpoint_.url, request.path);
-    return Fail(FaultCode::kGone, "{} {}{}: {}", request.method, endpoint_.url, request.path,
-                httplib::to_string(error));
+    const bool plain_to_tls = error == httplib::Error::Read && endpoint_.url.starts_with("http://");
+    return Fail(FaultCode::kGone, "{} {}{}: {}{}", request.method, endpoint_.url, request.path,
+                httplib::to_string(error),
+                plain_to_tls ? " (a coordinator off loopback speaks TLS: use its join line, https://…#sha256=…)" : "");
   }
 
   const HttpEndpoint endpoint_;

@@ -71,12 +71,12 @@ TEST(Asking, WhoNeedsMoreOnceLaidOutGetsLessAndStillFits) {
     for (const std::string& pattern : request.overrides) compute += 100 * kMib / pattern.size();
     return std::vector<LaidOut>{{.buffer_type = "GPU", .compute_bytes = compute}};
   };
-  for (const bool split : {false, true}) {
+  for (const SplitLayers split : {SplitLayers::kNever, SplitLayers::kWhereRoomIsLeft, SplitLayers::kAlways}) {
     const PlanWish wish{.run = {.context = 8192, .split_layers = split}, .model_path = "m.gguf", .ask = ask};
     const auto plan = MakePlan(sizes, machine, wish);
     ASSERT_TRUE(plan && plan->placement.feasible);
-    EXPECT_LE(plan->placement.devices[0].Total(), machine.devices[0].memory_bytes) << split;
-    EXPECT_GE(plan->placement.devices[0].compute, 300 * kMib) << split;
+    EXPECT_LE(plan->placement.devices[0].Total(), machine.devices[0].memory_bytes) << static_cast<int>(split);
+    EXPECT_GE(plan->placement.devices[0].compute, 300 * kMib) << static_cast<int>(split);
   }
 }
 

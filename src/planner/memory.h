@@ -20,13 +20,22 @@ std::uint64_t KvRowBytes(KvType type, std::uint64_t n_elements);
 // Whether llama.cpp keeps this model's cache in that type; "" or why not.
 std::string WhyNotKv(const ModelSizes& sizes, KvType type);
 
+// May some of a layer's expert tensors be on a device and the others in RAM? Whole layers cost fewer copies between the
+// two and leave room on the device, up to one layer's worth.
+enum class SplitLayers : std::uint8_t {
+  kWhereRoomIsLeft,  // when whole layers leave more than kLargeRest of a device free
+  kNever,
+  kAlways
+};
+inline constexpr std::uint64_t kLargeRest = 32;  // one in so many bytes
+
 struct RunOptions {
   std::uint32_t context = 0;  // cells of all sequences together, llama.cpp's -c; 0: the model's own
   std::uint32_t n_parallel = 1;
   KvType kv = KvType::kF16;
   std::uint32_t n_batch = 512;                       // tokens computed at once, llama.cpp's -ub
   std::optional<std::uint32_t> max_gpu_layers = {};  // llama.cpp's -ngl; default: as many as fit
-  bool split_layers = false;  // may some of a layer's expert tensors be on a device and the others in RAM?
+  SplitLayers split_layers = SplitLayers::kWhereRoomIsLeft;
 };
 
 // How many cells one sequence gets: a share of the context, both rounded up to 256.

@@ -82,7 +82,7 @@ class Sizer {
         return Fail(FaultCode::kRefused, "{}: block_count is {}, but there is no tensor of layer {}", model_.name(),
                     sizes_.layers.size() + sizes_.n_skipped_layers, layer.layer);
       }
-      AddExperts(layer);
+      RETURN_IF_FAULT(AddExperts(layer));
       AddCache(layer);
       AddSteps(layer);
     }
@@ -152,13 +152,17 @@ class Sizer {
     }
   }
 
-  void AddExperts(LayerSizes& layer) {
+  Result<void> AddExperts(LayerSizes& layer) {
     const MoeLayer* moe = model_.FindMoeLayer(LayerId{static_cast<decltype(LayerId::value)>(layer.layer)});
-    if (moe == nullptr) return;
+    if (moe == nullptr) return {};
     layer.n_experts = moe->n_experts;
     layer.slice_bytes = moe->slice_bytes;
-    layer.n_used = static_cast<std::uint32_t>(
-        std::clamp<std::uint64_t>(Key("expert_used_count", 1, layer.layer), 1, layer.n_experts));
+    const std::uint64_t used = Key("expert_used_count", 1, layer.layer);
+    if (used == 0 || used > layer.n_experts) {
+      return Fail(FaultCode::kRefused, "{}: layer {}: {} of {} experts are used (expert_used_count): 1 to {} can be",
+                  model_.name(), layer.layer, used, layer.n_experts, layer.n_experts);
+    }
+    layer.n_used = static_cast<std::uint32_t>(used);
     for (const ExpertTensor& tensor : moe->tensors) {
       layer.largest_expert_tensor_bytes = std::max(layer.largest_expert_tensor_bytes, tensor.tensor->size_bytes);
       const std::string& full = tensor.tensor->name;  // "blk.3.ffn_up_exps.weight"
@@ -171,6 +175,7 @@ class Sizer {
         layer.n_ff_exp = static_cast<std::uint32_t>(tensor.tensor->ne[0]);
       }
     }
+    return {};
   }
 
   void AddCache(LayerSizes& layer) {

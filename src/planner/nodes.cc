@@ -53,6 +53,8 @@ Result<std::vector<Node>> ParseNodes(std::string_view json, std::string_view nam
   for (const NodeText& text : texts) {
     Node node;
     node.name = text.name.value_or(std::format("node{}", nodes.size() + 1));
+    if (std::ranges::contains(nodes, node.name, &Node::name))
+      return Fail(FaultCode::kRefused, "{}: two nodes are called {}", name, node.name);
     if (!text.memory) return Fail(FaultCode::kRefused, "{}: {}: \"memory\" is missing, e.g. \"8GiB\"", name, node.name);
     const auto memory = ParseByteSize(*text.memory);
     if (!memory) return Fail(FaultCode::kRefused, "{}: {}: memory: {}", name, node.name, memory.error().text);

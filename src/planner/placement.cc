@@ -27,11 +27,11 @@ class Placer {
       // All layers on the devices with as many layers' experts as fit; else fewer layers and no experts.
       for (std::size_t keep = moe_.size() + 1; keep-- > 0 && !on_devices;) {
         on_devices = Try(most, keep);
-        if (on_devices && options_.split_layers) FillDevices(keep);
+        if (on_devices) FillDevices(keep);
       }
       for (std::uint32_t n = most; n-- > 1 && !on_devices;) {
         on_devices = Try(n, 0);
-        if (on_devices && options_.split_layers) FillDevices(0);
+        if (on_devices) FillDevices(0);
       }
     }
     if (!on_devices) Try(0, 0);
@@ -119,6 +119,9 @@ class Placer {
   // small for any tensor; then up to four layers fewer, with tensors in their place, may fill the devices better.
   void FillDevices(std::size_t first_left_out) {
     constexpr std::uint32_t kMostTraded = 4;
+    bool has_room = false;
+    for (std::size_t d = 0; d < machine_.devices.size(); ++d) has_room = has_room || HasRoomForParts(d);
+    if (!has_room) return;
     TakePartsFrom(first_left_out);
     if (first_left_out > 0) return;
     Placement best = place_;
@@ -134,14 +137,19 @@ class Placer {
   // Of each device those that fill it best. Exact to 64 KiB, by the sums that can be reached. The nearest layers'
   // tensors first, where several do as well.
   void TakePartsFrom(std::size_t first_left_out) {
-    for (std::size_t d = 0; d < machine_.devices.size(); ++d) FillWithParts(static_cast<int>(d), first_left_out);
+    for (std::size_t d = 0; d < machine_.devices.size(); ++d) {
+      if (HasRoomForParts(d)) FillWithParts(static_cast<int>(d), first_left_out);
+    }
+  }
+  bool HasRoomForParts(std::size_t d) const {
+    if (options_.split_layers == SplitLayers::kNever) return false;
+    const std::uint64_t rest = Capacity(d) - std::min(Capacity(d), place_.devices[d].Total());
+    return rest > (options_.split_layers == SplitLayers::kAlways ? 0 : machine_.devices[d].memory_bytes / kLargeRest);
   }
   void FillWithParts(int d, std::size_t first_left_out) {
     constexpr std::uint64_t kUnit = 64 << 10;
     Held& held = place_.devices[static_cast<std::size_t>(d)];
-    const std::uint64_t capacity = Capacity(static_cast<std::size_t>(d));
-    if (held.Total() >= capacity) return;
-    const std::uint64_t room = (capacity - held.Total()) / kUnit;
+    const std::uint64_t room = (Capacity(static_cast<std::size_t>(d)) - held.Total()) / kUnit;
     struct Item {
       std::uint32_t layer;
       const LayerSizes::ExpertPart* part;
@@ -312,7 +320,11 @@ std::vector<std::uint32_t> TensorSplitArgument(const ModelSizes& sizes, const Pl
 
 Placement PlaceModel(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes,
                      const KnownBuffers& known) {
-  return Placer(sizes, machine, options, use_nodes, known).Run();
+  Placement placement = Placer(sizes, machine, options, use_nodes, known).Run();
+  if (placement.swarm_bytes == 0 || options.split_layers == SplitLayers::kNever) return placement;
+  RunOptions whole = options;  // a layer that nodes share with a device would be no slice's
+  whole.split_layers = SplitLayers::kNever;
+  return Placer(sizes, machine, whole, use_nodes, known).Run();
 }
 
 }  // namespace linkcpp

@@ -1,8 +1,8 @@
 // Where every layer's parts go: attention, router, shared expert and KV on the devices; routed experts layer by layer
 // over four tiers, VRAM before RAM before the swarm before the disk. The last layers leave a tier first.
 //
-// Pure. A layer's experts stay together, because llama.cpp places whole tensors. Says what is missing when it does not
-// fit.
+// Pure. A layer's experts stay together, but where that would leave much of a device empty (SplitLayers); llama.cpp
+// places whole tensors. Says what is missing when it does not fit.
 #pragma once
 
 #include <cstdint>

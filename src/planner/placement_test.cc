@@ -116,9 +116,9 @@ TEST(Placement, SplittingALayerFillsTheDevice) {
   Machine machine;
   machine.devices = {{.name = "GPU", .memory_bytes = 64ull << 30, .read_gbs = 500, .tflops = 30}};
   machine.ram_bytes = 64ull << 30;
-  RunOptions options{.context = 262'144};
+  RunOptions options{.context = 262'144, .split_layers = SplitLayers::kNever};
   const Placement whole = PlaceModel(sizes, machine, options, false);
-  options.split_layers = true;
+  options.split_layers = SplitLayers::kAlways;
   const Placement split = PlaceModel(sizes, machine, options, false);
   ASSERT_TRUE(whole.feasible && split.feasible);
   EXPECT_EQ(whole.CountLayers(sizes, Tier::kRam), split.CountLayers(sizes, Tier::kRam));
@@ -133,6 +133,23 @@ TEST(Placement, SplittingALayerFillsTheDevice) {
   EXPECT_LT(machine.devices[0].memory_bytes - split.devices[0].Total(), smallest + (1 << 20));
   EXPECT_EQ(split.ExpertBytes(sizes, Tier::kRam) + split.ExpertBytes(sizes, Tier::kVram), sizes.ExpertBytes());
   EXPECT_LE(split.devices[0].Total(), machine.devices[0].memory_bytes);
+}
+
+// A layer of the 122B is 1.42 GiB: of 64 GiB it may stay free, of 24 GiB not.
+TEST(Placement, LayersAreSplitWhereMuchOfADeviceWouldBeEmpty) {
+  const ModelSizes sizes = test::SizesOf("qwen3.5-122b");
+  for (const std::uint64_t gib : {16, 17, 18, 19, 20, 21, 22, 23, 24, 40, 64}) {
+    Machine machine;
+    machine.devices = {{.name = "GPU", .memory_bytes = gib << 30, .read_gbs = 500, .tflops = 30}};
+    machine.ram_bytes = 128ull << 30;
+    const Placement usual = PlaceModel(sizes, machine, {.context = 8192}, false);
+    const Placement whole = PlaceModel(sizes, machine, {.context = 8192, .split_layers = SplitLayers::kNever}, false);
+    const std::uint64_t memory = machine.devices[0].memory_bytes;
+    const bool is_large = memory - whole.devices[0].Total() > memory / kLargeRest;
+    EXPECT_EQ(usual.devices[0].experts > whole.devices[0].experts, is_large) << gib;
+    EXPECT_LE(memory - usual.devices[0].Total(), memory / kLargeRest) << gib;
+    EXPECT_LE(usual.devices[0].Total(), memory) << gib;
+  }
 }
 
 }  // namespace

@@ -277,6 +277,8 @@ TEST(Nodes, AreReadAndWrongFieldsNamed) {
       {R"([{"name": "a", "memory": "8G", "read_gbs": "fast", "rtt_ms": 1, "up_mbits": 1, "down_mbits": 1}])", "n.json"},
       {R"([{"name": "a", "memory": "8G", "colour": 1, "read_gbs": 1, "rtt_ms": 1, "up_mbits": 1, "down_mbits": 1}])",
        "colour"},
+      {R"([{"name": "a", "memory": "8G", "here": true}, {"name": "a", "memory": "8G", "here": true}])",
+       "two nodes are called a"},
   };
   for (const auto& [json, expected] : wrong) {
     const auto result = ParseNodes(json, "n.json");

@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <format>
 #include <iterator>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "base/byte_size.h"
 #include "planner/report.h"
@@ -13,24 +16,25 @@ std::string Cell(std::uint64_t bytes) {
   return bytes == 0 ? "-" : BinarySizeText(bytes);
 }
 
-// "layers 38-47", "layers 3, 5-7"; "" for none.
-std::string LayersIn(const ModelSizes& sizes, const Placement& placement, Tier tier) {
+// "38-47", "3, 5-7"; "" for none.
+std::string RangesText(std::span<const std::size_t> ascending) {
   std::string text;
-  for (std::size_t i = 0; i < sizes.layers.size();) {
-    const auto is_in = [&](std::size_t k) {
-      return sizes.layers[k].expert_bytes > 0 && placement.layers[k].experts == tier;
-    };
-    if (!is_in(i)) {
-      ++i;
-      continue;
-    }
+  for (std::size_t i = 0; i < ascending.size();) {
     std::size_t j = i + 1;
-    while (j < sizes.layers.size() && is_in(j)) ++j;
+    while (j < ascending.size() && ascending[j] == ascending[j - 1] + 1) ++j;
     text += text.empty() ? "" : ", ";
-    text += j - i == 1 ? std::format("{}", i) : std::format("{}-{}", i, j - 1);
+    text += j - i == 1 ? std::format("{}", ascending[i]) : std::format("{}-{}", ascending[i], ascending[j - 1]);
     i = j;
   }
   return text;
+}
+
+std::string LayersIn(const ModelSizes& sizes, const Placement& placement, Tier tier) {
+  std::vector<std::size_t> layers;
+  for (std::size_t i = 0; i < sizes.layers.size(); ++i) {
+    if (sizes.layers[i].expert_bytes > 0 && placement.layers[i].experts == tier) layers.push_back(i);
+  }
+  return RangesText(layers);
 }
 
 const char* TierPhrase(Tier tier) {
@@ -61,6 +65,29 @@ void Row(Page& page, const std::string& name, const Held& held, std::uint64_t ca
   page.Line("  {:<12} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} of {}", name, Cell(held.backbone),
             Cell(held.experts), Cell(held.kv), Cell(held.state), Cell(held.compute), Cell(held.reserve),
             Cell(held.Total()), Cell(capacity));
+}
+
+// Layers of which the same parts are on a device together.
+void WriteSplitLayers(Page& page, const Placement& place) {
+  struct Alike {
+    std::string parts;
+    std::vector<std::size_t> layers;
+    std::uint64_t bytes = 0;
+  };
+  std::vector<Alike> all;
+  for (std::size_t i = 0; i < place.layers.size(); ++i) {
+    std::string parts;
+    for (const std::string& part : place.layers[i].vram_parts) parts += (parts.empty() ? "" : ", ") + part;
+    if (parts.empty()) continue;
+    auto alike = std::ranges::find(all, parts, &Alike::parts);
+    if (alike == all.end()) alike = all.insert(all.end(), {.parts = parts, .layers = {}});
+    alike->layers.push_back(i);
+    alike->bytes += place.layers[i].vram_bytes;
+  }
+  for (const Alike& alike : all) {
+    page.Line("    of layer{} {} in VRAM all the same: {} ({})", alike.layers.size() == 1 ? "" : "s",
+              RangesText(alike.layers), alike.parts, BinarySizeText(alike.bytes));
+  }
 }
 
 void WriteSpeed(Page& page, const char* name, const Speed& speed) {
@@ -176,12 +203,7 @@ std::string PlanText(const ModelSizes& sizes, const Machine& machine, const Plan
     page.Line("  experts of {} layer{} {}: {}, layer{} {}", n, n == 1 ? "" : "s", TierPhrase(tier),
               BinarySizeText(place.ExpertBytes(sizes, tier)), n == 1 ? "" : "s", LayersIn(sizes, place, tier));
   }
-  for (std::size_t i = 0; i < place.layers.size(); ++i) {
-    std::string parts;
-    for (const std::string& part : place.layers[i].vram_parts) parts += (parts.empty() ? "" : ", ") + part;
-    if (!parts.empty())
-      page.Line("  of layer {} these are in VRAM: {} ({})", i, parts, BinarySizeText(place.layers[i].vram_bytes));
-  }
+  WriteSplitLayers(page, place);
   if (plan.nodes_first) page.Line("  --force-nodes: layers go to the nodes before RAM");
   if (!place.feasible) {
     page.Line("");

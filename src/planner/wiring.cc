@@ -110,7 +110,7 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
   std::string overrides;  // in one -ot: llama.cpp takes several, and warns that it will not
   for (const std::string& value : wiring.overrides) overrides += (overrides.empty() ? "" : ",") + value;
   if (!overrides.empty()) add("-ot", overrides);
-  add("-fa", "on");
+  add("-fa", sizes.flash_attention ? "on" : "off");
   if (options.kv != KvType::kF16) {
     add("-ctk", KvTypeName(options.kv));
     add("-ctv", KvTypeName(options.kv));

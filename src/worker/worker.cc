@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -16,11 +15,11 @@
 #include "gguf/manifest.h"
 #include "kernel/expert_stack.h"
 #include "net/tcp.h"
-#include "worker/backbone_link.h"
 #include "worker/byte_size.h"
 #include "worker/control_session.h"
 #include "worker/dispatcher.h"
 #include "worker/loader.h"
+#include "worker/peers.h"
 #include "worker/rack.h"
 #include "worker/seat.h"
 #include "worker/slab_cache.h"
@@ -38,12 +37,6 @@ constexpr std::size_t kMaxErrorBytes = 1000;  // of a report; the coordinator ke
 constexpr seconds kReportEvery{3};
 constexpr milliseconds kRetryFirst{200};
 constexpr milliseconds kRetryMost{10'000};
-// A backbone that fresh orders do not name keeps its link for so long: after a restart the coordinator knows its
-// workers before its backbones, and nobody should lose a token over that.
-constexpr seconds kUnlistedGrace{15};
-// After our goodbye: for dispatches that were on their way, and for what is queued.
-constexpr milliseconds kLateFrames{150};
-constexpr seconds kFinish{3};
 
 std::string HostName() {
   char name[256] = "";
@@ -68,7 +61,10 @@ class WorkerImpl final : public Worker {
         loader_({.memory_bytes = options_.memory_bytes}, rack_, cache_, HttpClient::Create(options_.coordinator), log,
                 [this] { OnHoldingsChanged(); }),
         control_(HttpClient::Create(options_.coordinator)),
-        poll_(HttpClient::Create(options_.coordinator)) {}
+        poll_(HttpClient::Create(options_.coordinator)),
+        peers_([this](const std::string& address, const std::string& fingerprint,
+                      milliseconds timeout) { return net_->Dial(address, fingerprint, timeout); },
+               [this] { return rack_.Ready(); }, dispatcher_, log) {}
 
   Result<void> Run() override;
   void Stop() override { wake_.Stop(); }
@@ -79,10 +75,6 @@ class WorkerImpl final : public Worker {
     std::shared_ptr<const Catalog> catalog;
     seconds poll{20};
     std::uint64_t generation = 0;  // of joins; 0: not joined
-  };
-  struct Peer {
-    std::unique_ptr<BackboneLink> link;
-    steady_clock::time_point unlisted_since{};  // zero: the orders name it
   };
 
   ControlResult<std::vector<LayerHoldings>> Dowry();
@@ -96,12 +88,8 @@ class WorkerImpl final : public Worker {
 
   void PollLoop();
   void ApplyOrders(const Membership& membership, const NodeOrders& orders);
-  void DropUnlisted();
-  void SendAway(const std::vector<std::unique_ptr<BackboneLink>>& links, const std::string& reason);
 
   void OnHoldingsChanged();
-  void EachLink(const std::function<void(BackboneLink&)>& visit);
-  int ConnectedBackbones();
 
   const WorkerOptions options_;
   const std::unique_ptr<Device> device_;
@@ -127,8 +115,7 @@ class WorkerImpl final : public Worker {
   std::atomic<bool> rejoin_{true};
   std::atomic<bool> report_now_{false};
 
-  std::mutex peers_mutex_;
-  std::map<std::string, Peer> peers_;  // by backbone id; guarded by peers_mutex_
+  Peers peers_;  // last: its links call what is above
 };
 
 // ---------------------------------------------------------------- the control thread
@@ -293,7 +280,7 @@ void WorkerImpl::ShowProgress(const std::string& state) {
   progress.memory_bytes = options_.memory_bytes;
   progress.pairs_computed = counters.pairs;
   progress.dispatches = counters.dispatches;
-  progress.backbones = ConnectedBackbones();
+  progress.backbones = peers_.n_connected();
   on_progress_(progress);
 }
 
@@ -327,7 +314,7 @@ Result<void> WorkerImpl::Run() {
       SendReport(State());
       next_report = steady_clock::now() + kReportEvery;
     }
-    DropUnlisted();
+    peers_.DropUnlisted();
     ShowProgress(State());
     {
       const std::lock_guard lock(mutex_);
@@ -349,14 +336,7 @@ Result<void> WorkerImpl::Run() {
 }
 
 void WorkerImpl::Leave() {
-  const int connected = ConnectedBackbones();
-  EachLink([](BackboneLink& link) { link.SayGoodbye("the worker was stopped"); });
-  if (connected > 0) std::this_thread::sleep_for(kLateFrames);
-  if (!dispatcher_.WaitIdle(kFinish)) log_.Warning("stopping with dispatches unanswered after {} s", kFinish.count());
-  {
-    const std::lock_guard lock(peers_mutex_);
-    peers_.clear();
-  }
+  peers_.Leave("the worker was stopped");
   std::string node_id;
   {
     const std::lock_guard lock(mutex_);
@@ -414,72 +394,13 @@ void WorkerImpl::ApplyOrders(const Membership& membership, const NodeOrders& ord
   const WorkerIdentity identity{.node_id = membership.node_id,
                                 .model_id = membership.catalog->model_id(),
                                 .kernel_class = device_->kernel_class()};
-  std::vector<std::unique_ptr<BackboneLink>> leaving;  // destroyed without the lock: closing takes a moment
-  {
-    const std::lock_guard lock(peers_mutex_);
-    if (wake_.stopped()) return;
-    if (orders.admitted) {
-      for (const BackboneRef& backbone : orders.backbones) {
-        Peer& peer = peers_[backbone.backbone_id];
-        peer.unlisted_since = {};
-        if (peer.link) {
-          peer.link->Update(backbone, identity);
-          continue;
-        }
-        peer.link = std::make_unique<BackboneLink>(
-            backbone, identity,
-            [this](const std::string& address, const std::string& fingerprint, milliseconds timeout) {
-              return net_->Dial(address, fingerprint, timeout);
-            },
-            [this] { return rack_.Ready(); }, dispatcher_, log_);
-      }
-    }
-    for (auto it = peers_.begin(); it != peers_.end();) {
-      const bool listed =
-          std::ranges::any_of(orders.backbones, [&](const BackboneRef& ref) { return ref.backbone_id == it->first; });
-      if (listed && orders.admitted) {
-        ++it;
-      } else if (it->second.link->connected() && orders.admitted) {
-        if (it->second.unlisted_since == steady_clock::time_point{}) it->second.unlisted_since = steady_clock::now();
-        ++it;
-      } else {
-        leaving.push_back(std::move(it->second.link));
-        it = peers_.erase(it);
-      }
-    }
-  }
-  SendAway(leaving, orders.admitted ? "not in our orders any more" : "not admitted: " + orders.refusal);
-}
-
-void WorkerImpl::SendAway(const std::vector<std::unique_ptr<BackboneLink>>& links, const std::string& reason) {
-  if (links.empty()) return;
-  for (const auto& link : links) link->SayGoodbye(reason);
-  std::this_thread::sleep_for(kLateFrames);
-  dispatcher_.WaitIdle(seconds(1));  // another backbone may keep us busy for ever
-}
-
-void WorkerImpl::DropUnlisted() {
-  std::vector<std::unique_ptr<BackboneLink>> leaving;
-  {
-    const std::lock_guard lock(peers_mutex_);
-    for (auto it = peers_.begin(); it != peers_.end();) {
-      Peer& peer = it->second;
-      const bool unlisted = peer.unlisted_since != steady_clock::time_point{};
-      if (unlisted && (!peer.link->connected() || steady_clock::now() - peer.unlisted_since > kUnlistedGrace)) {
-        leaving.push_back(std::move(peer.link));
-        it = peers_.erase(it);
-      } else {
-        ++it;
-      }
-    }
-  }
-  SendAway(leaving, "not in our orders any more");
+  peers_.Follow(orders, identity);
 }
 
 // ---------------------------------------------------------------- any thread
 
 void WorkerImpl::OnHoldingsChanged() {
-  EachLink([](BackboneLink& link) { link.SendHoldings(); });
+  peers_.SendHoldings();
   if (loader_.status().settled) {
     std::string model_id;
     {
@@ -490,17 +411,6 @@ void WorkerImpl::OnHoldingsChanged() {
   }
   report_now_ = true;
   wake_.Ring();
-}
-
-void WorkerImpl::EachLink(const std::function<void(BackboneLink&)>& visit) {
-  const std::lock_guard lock(peers_mutex_);
-  for (auto& [id, peer] : peers_) visit(*peer.link);
-}
-
-int WorkerImpl::ConnectedBackbones() {
-  int n = 0;
-  EachLink([&n](BackboneLink& link) { n += link.connected() ? 1 : 0; });
-  return n;
 }
 
 }  // namespace

@@ -223,6 +223,14 @@ def bad_input(folder, good):
     for key, value in (("split.no", 0), ("split.count", 2), ("split.tensors.count", 1)):
         split += struct.pack("<Q", len(key)) + key.encode() + struct.pack("<IH", 2, value)
     nodes = path("nodes.json", b'[{"name": "a", "memory": "8GiB", "speed": 3}]')
+    node = b'{"name": "a", "memory": "8GiB", "here": true}'
+    twins = path("twins.json", b"[" + node + b"," + node + b"]")
+    none_used = os.path.join(folder, "none-used.gguf")
+    with open(AUSTEN, "rb") as file:
+        content = file.read()
+        at = content.index(b".expert_used_count") + len(b".expert_used_count") + 4  # behind the value's type, u32
+    with open(none_used, "wb") as file:
+        file.write(content[:at] + struct.pack("<I", 0) + content[at + 4:])
     cases = [([path("text.gguf", b"hello, world, this is no model at all")], "GGUF"),
              ([path("short.gguf", header)], "short.gguf"),
              ([path("model-00001-of-00002.gguf", split)], "00002-of-00002"),
@@ -232,6 +240,8 @@ def bad_input(folder, good):
              ([good, "--ctx", "0"], "--ctx"), ([good, "--ctx", "many"], "--ctx"), ([good, "--kv", "q5"], "--kv"),
              ([good, "--disk", "floppy"], "--disk"), ([good, "--gpu-layers", "500"], "48"),
              ([good, "--nodes", nodes], "speed"), ([good, "--nodes", folder], "cannot be read"), ([good, "--ram", "1KiB"], "no model fits there"), ([good, "--nodes", os.path.join(folder, "absent.json")], "absent.json"),
+             ([good, "--nodes", twins], "two nodes are called a"), ([good, "--force-nodes"], "--nodes"), ([good, "--vram", "16GiB,,8GiB"], "--vram"),
+             ([good, "--measure"], "--measure"), ([good, "--split-layers", "--whole-layers"], "--whole-layers"), ([none_used], "expert_used_count"),
              ([good, "--parallel", "0"], "parallel"), ([good, "--vram-rate", "fast"], "vram-rate")]
     for (model, *options), expected in cases:
         if "--vram" not in options:
@@ -241,6 +251,28 @@ def bad_input(folder, good):
         ours = [line for line in first if not line.startswith("Run with --help")]
         check(done.returncode == 2 and len(ours) == 1 and expected in done.stderr and done.stdout == "",
               f"bad input {os.path.basename(model)} {options}: {done.returncode}: {done.stderr.strip()}")
+
+
+def kept_speed(folder):
+    """What was measured for one plan serves the next of the same model; --measure, another batch or a damaged file measure again."""
+    environment = dict(os.environ, XDG_CACHE_HOME=folder)
+
+    def assumed(*options):
+        done = subprocess.run([LINKCPP, "plan", "-m", str(AUSTEN), "--vram", "none", "--json", *options], capture_output=True, text=True, env=environment)
+        return json.loads(done.stdout)["assumptions"]
+    speeds = os.path.join(folder, "linkcpp", "speed")
+
+    def cpu(lines):
+        return next(line.split(": ", 1) for line in lines if line.startswith("CPU on"))
+    first, second = assumed("--ctx", "512"), assumed("--ctx", "1024")
+    check("measured now" in cpu(first)[0] and "measured 0 min ago" in cpu(second)[0] and cpu(first)[1] == cpu(second)[1],
+          f"kept speed: {cpu(first)}, then {cpu(second)}")
+    check("measured now" in cpu(assumed("--measure"))[0] and len(os.listdir(speeds)) == 1, f"--measure: {os.listdir(speeds)}")
+    check("measured now" in cpu(assumed("--batch", "64"))[0] and len(os.listdir(speeds)) == 2, "another batch is measured")
+    for name in os.listdir(speeds):
+        with open(os.path.join(speeds, name), "w") as file:
+            file.write('{"measured_unix_s": ')
+    check("measured now" in cpu(assumed())[0], "a damaged file is nothing")
 
 
 def serve_auto():
@@ -290,6 +322,7 @@ with tempfile.TemporaryDirectory(prefix="linkcpp-plan-") as folder:
     good = reference(folder)
     layout_program(folder, good)
     bad_input(folder, good)
+    kept_speed(folder)
     os.remove(good)
     with tempfile.TemporaryDirectory(dir=folder) as toy_folder:
         toys(toy_folder)
