@@ -200,6 +200,7 @@ void UseSpeed(const SpeedQuestion& question, const CpuSpeed& speed, Machine& mac
   machine.attention_gbs = speed.token.attention_gbs;
   machine.attention_seconds = speed.token.attention_seconds;
   machine.router_seconds = speed.token.router_seconds;
+  machine.delta_net_seconds = speed.token.delta_net_seconds;
   machine.step_seconds = speed.token.step_seconds;
   machine.graph_seconds = speed.token.graph_seconds;
   machine.wake_seconds = speed.wake_seconds;

@@ -293,6 +293,10 @@ Result<Calibration> Calibrate(std::span<const MatrixKind> kinds, const LayerShap
   result.attention_seconds = less_start(attention) / kLayers;
   ASSIGN_OR_RETURN(const double router, steps.Router(kLayers));
   result.router_seconds = less_start(router) / kLayers;
+  if (layer.delta_length > 0) {
+    ASSIGN_OR_RETURN(const double delta_net, steps.DeltaNet(kLayers));
+    result.delta_net_seconds = less_start(delta_net) / kLayers;
+  }
   ASSIGN_OR_RETURN(const double few, steps.Attention(kLayers, kFewCells, true));
   ASSIGN_OR_RETURN(const double many, steps.Attention(kLayers, kManyCells, true));
   const double cells_bytes = 4.0 * layer.head_length * layer.n_head_kv * kLayers * (kManyCells - kFewCells);

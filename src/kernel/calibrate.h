@@ -38,10 +38,11 @@ struct Calibration {
   double expert_gbs = 0;  // chosen experts of a layer, likewise
   double attention_seconds =
       0;  // of a layer, without its matrices: norms, rope, the cache's rows, attention over 256 cells
-  double attention_gbs = 0;   // reading K and V when there are many cells
-  double router_seconds = 0;  // of a layer with experts, without matrices: norm, choosing, weighing, adding up
-  double step_seconds = 0;    // any other step of a graph on one row
-  double graph_seconds = 0;   // starting and ending a graph of one small step
+  double attention_gbs = 0;      // reading K and V when there are many cells
+  double router_seconds = 0;     // of a layer with experts, without matrices: norm, choosing, weighing, adding up
+  double delta_net_seconds = 0;  // of a layer: its state out of the cache and back, convolution, norms, recurrence
+  double step_seconds = 0;       // any other step of a graph on one row
+  double graph_seconds = 0;      // starting and ending a graph of one small step
 };
 
 // A prompt's batch of rows, all at once. A batch of n rows takes n * bytes / rate with matrices of `bytes`, and
@@ -51,7 +52,7 @@ struct BatchCalibration {
   double attention_seconds = 0;  // of a layer, all rows: norms, rope, the cache, attention over the batch itself
   double router_seconds = 0;     // of a layer with experts, with the router's matrix
   double step_seconds = 0;       // any other step, all rows
-  double delta_net_seconds = 0;  // of a layer: convolution, norms, recurrence; 0: the model has none
+  double delta_net_seconds = 0;  // of a layer, as of one row; 0: the model has none
 };
 
 // `kinds`: the most important first; when getting memory takes long, later ones are left out. Takes about `seconds`

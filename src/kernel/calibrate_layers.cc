@@ -130,17 +130,25 @@ Result<double> StepBench::Router(std::size_t n) {
 }
 
 Result<double> StepBench::DeltaNet(std::size_t n) {
-  Begin(24 * n);
+  Begin(32 * n);
   const std::int64_t length = shape_.delta_length, keys = shape_.delta_key_heads, values = shape_.delta_value_heads;
   const std::int64_t taps = shape_.delta_taps, channels = (2 * keys + values) * length;
-  ggml_tensor *x = Rows(channels), *before = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, taps - 1, channels));
-  ggml_tensor* kernel = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, taps, channels));
+  const std::int64_t kept = (taps - 1) * channels, memory = length * length * values;
+  ggml_tensor *x = Rows(channels), *kernel = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, taps, channels));
+  ggml_tensor* slot = Input(ggml_new_tensor_1d(c_, GGML_TYPE_I32, 1));
   ggml_tensor *decay = Input(ggml_new_tensor_4d(c_, GGML_TYPE_F32, 1, values, rows_, 1)), *norm = Row(length);
   ggml_tensor *beta = Input(ggml_new_tensor_4d(c_, GGML_TYPE_F32, 1, values, rows_, 1)), *gate = Heads(length, values);
-  ggml_tensor* state = Input(ggml_new_tensor_4d(c_, GGML_TYPE_F32, length, length, values, 1));
   const std::size_t head = static_cast<std::size_t>(length) * sizeof(float);
   for (std::size_t i = 0; i < n; ++i) {
+    // Each layer's own state is copied out of the cache, by one thread since it is one row, and the new one back.
+    ggml_tensor* rows_cache = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, kept, 1));
+    ggml_tensor* state_cache = Input(ggml_new_tensor_2d(c_, GGML_TYPE_F32, memory, 1));
+    ggml_tensor* before = ggml_reshape_2d(c_, ggml_get_rows(c_, rows_cache, slot), taps - 1, channels);
+    ggml_tensor* state = ggml_reshape_4d(c_, ggml_get_rows(c_, state_cache, slot), length, length, values, 1);
     ggml_tensor* wide = ggml_concat(c_, before, ggml_transpose(c_, x), 0);
+    ggml_tensor* last =
+        ggml_view_2d(c_, wide, taps - 1, channels, wide->nb[1], static_cast<std::size_t>(rows_) * sizeof(float));
+    Add(ggml_cpy(c_, last, ggml_view_1d(c_, rows_cache, kept, 0)));
     ggml_tensor* mixed = ggml_silu(c_, ggml_ssm_conv(c_, wide, kernel));
     const auto part = [&](std::int64_t heads, std::int64_t first) {
       return ggml_view_4d(c_, mixed, length, heads, rows_, 1, head, mixed->nb[1],
@@ -148,6 +156,9 @@ Result<double> StepBench::DeltaNet(std::size_t n) {
     };
     ggml_tensor *q = ggml_l2_norm(c_, part(keys, 0), kEpsilon), *k = ggml_l2_norm(c_, part(keys, keys), kEpsilon);
     ggml_tensor* both = ggml_gated_delta_net(c_, q, k, part(values, 2 * keys), decay, beta, state, 1);
+    ggml_tensor* changed =
+        ggml_view_1d(c_, both, memory, head * static_cast<std::size_t>(values) * static_cast<std::size_t>(rows_));
+    Add(ggml_cpy(c_, changed, ggml_view_1d(c_, state_cache, memory, 0)));
     ggml_tensor* y = ggml_view_3d(c_, both, length, values, rows_, head, head * static_cast<std::size_t>(values), 0);
     Add(ggml_mul(c_, Norm(y, norm), ggml_silu(c_, gate)));
   }
@@ -164,6 +175,7 @@ void StepBench::Begin(std::size_t n_nodes) {
 
 ggml_tensor* StepBench::Input(ggml_tensor* tensor) {
   ggml_set_input(tensor);
+  ggml_set_output(tensor);  // or the allocator gives its memory away once it was read, and the next pass reads that
   inputs_.push_back(tensor);
   return tensor;
 }

@@ -42,7 +42,8 @@ class StepBench {
   Result<double> Attention(std::size_t n, std::int64_t n_cells, bool only_attention);
   // Norm, choosing, weighing, adding up; for a batch also the router's matrix, which is f32 there.
   Result<double> Router(std::size_t n);
-  // A gated delta net without its matrices: convolution, norms, the recurrence. The shape must have one.
+  // A gated delta net without its matrices: its state out of the cache and back, convolution, norms, the recurrence.
+  // The shape must have one.
   Result<double> DeltaNet(std::size_t n);
 
  private:

@@ -43,7 +43,8 @@ TEST(Calibrate, MeasuresWhatItIsGiven) {
     EXPECT_TRUE(std::isfinite(figure) && figure > 0) << figure;
   }
   // Differences of two times each: nothing is left of them when something else takes the cores.
-  for (const double figure : {all->attention_seconds, all->router_seconds, all->graph_seconds}) {
+  for (const double figure :
+       {all->attention_seconds, all->router_seconds, all->graph_seconds, all->delta_net_seconds}) {
     EXPECT_TRUE(std::isfinite(figure) && figure >= 0) << figure;
   }
   const auto batch = CalibrateBatch(kinds, shape, **device, 0.05, 32);

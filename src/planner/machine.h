@@ -52,10 +52,11 @@ struct Machine {
   double expert_gbs = 0;            // chosen experts
   double attention_gbs = 0;         // K and V; 0: as ram_gbs
   double attention_seconds = 0, router_seconds = 0;  // of a layer, beside matrices and what depends on the context
-  double step_seconds = 0;                           // any other step of a graph, on one row
-  double graph_seconds = 0;                          // starting and ending a graph
-  double token_seconds = 0;                          // llama.cpp's own work for a token, between two graphs
-  double wake_seconds = 0;                           // waking a sleeping thread, half a round trip on loopback
+  double delta_net_seconds = 0;  // of a layer, likewise, with its state copied out and back; 0: by ram_gbs and steps
+  double step_seconds = 0;       // any other step of a graph, on one row
+  double graph_seconds = 0;      // starting and ending a graph
+  double token_seconds = 0;      // llama.cpp's own work for a token, between two graphs
+  double wake_seconds = 0;       // waking a sleeping thread, half a round trip on loopback
   BatchRates batch;
   double loopback_gbs = 0;  // a long message between two threads here, copied at both ends; 0: links cost nothing
   double cpu_tflops = 0;

@@ -93,6 +93,9 @@ class Predictor {
     const FastDevice& fast = machine_.devices[static_cast<std::size_t>(device)];
     return {"VRAM", fast.read_gbs, fast.read_gbs, fast.read_gbs, fast.tflops, false};
   }
+  static bool HasDeltaNet(const LayerSizes& layer) {
+    return layer.recurrent_bytes > 0 && layer.n_steps >= kDeltaNetSteps;
+  }
   double ExpertGbs() const { return machine_.expert_gbs > 0 ? machine_.expert_gbs : machine_.ram_gbs; }
 
   // A matrix of b bytes and the type's ~4.5 to 8.5 bits a weight: weights ~ b * 8 / bits. Two operations a weight.
@@ -113,14 +116,17 @@ class Predictor {
       const LayerSizes& layer = sizes_.layers[il];
       const Engine engine = EngineOf(place_.layers[il].device);
       // llama.cpp copies the state out of the cache, reads and writes it, and copies it back: six times over memory.
-      const auto state = static_cast<double>(kStatePasses * layer.recurrent_bytes);
+      const bool measured = engine.is_cpu && HasDeltaNet(layer) && machine_.delta_net_seconds > 0;
+      const auto state = measured ? 0 : static_cast<double>(kStatePasses * layer.recurrent_bytes);
       const double cache = fill * static_cast<double>(KvBytes(sizes_, layer, one));
       sum.Add(engine.name, "bandwidth",
               Seconds(static_cast<double>(layer.backbone_bytes), engine.gbs) + Seconds(state, engine.memory_gbs) +
                   Seconds(cache, engine.cache_gbs));
       if (engine.is_cpu) {
+        const std::uint32_t n_steps = measured ? layer.n_steps - kDeltaNetSteps + kDeltaNetPlainSteps : layer.n_steps;
         sum.Add(engine.name, "steps",
-                layer.n_steps * machine_.step_seconds + (layer.k_elements > 0 ? machine_.attention_seconds : 0) +
+                n_steps * machine_.step_seconds + (measured ? machine_.delta_net_seconds : 0) +
+                    (layer.k_elements > 0 ? machine_.attention_seconds : 0) +
                     (layer.n_experts > 0 ? machine_.router_seconds : 0));
       }
       if (layer.expert_bytes == 0) continue;
@@ -216,7 +222,7 @@ class Predictor {
     if (!engine.is_cpu || batch.n_rows == 0) return;
     std::uint32_t n_steps = layer.n_steps;
     double seconds = 0;
-    if (layer.recurrent_bytes > 0 && batch.delta_net_seconds > 0 && n_steps >= kDeltaNetSteps) {
+    if (HasDeltaNet(layer) && batch.delta_net_seconds > 0) {
       n_steps -= kDeltaNetSteps - kDeltaNetPlainSteps;
       seconds += batch.delta_net_seconds;
     }

@@ -50,11 +50,13 @@ void AssumeStepCosts(const ModelSizes& sizes, Machine& machine) {
 }
 
 std::string StepCostsText(const Machine& machine) {
+  std::string delta_net;
+  if (machine.delta_net_seconds > 0)
+    delta_net = std::format(", its delta net {:.0f} us", 1e6 * machine.delta_net_seconds);
   return std::format(
-      "a layer's attention {:.1f} us, its router {:.1f} us, another step {:.2f} us; a graph {:.1f} us, a wake-up "
-      "{:.1f} "
-      "us",
-      1e6 * machine.attention_seconds, 1e6 * machine.router_seconds, 1e6 * machine.step_seconds,
+      "a layer's attention {:.1f} us, its router {:.1f} us{}, another step {:.2f} us; a graph {:.1f} us, a wake-up "
+      "{:.1f} us",
+      1e6 * machine.attention_seconds, 1e6 * machine.router_seconds, delta_net, 1e6 * machine.step_seconds,
       1e6 * machine.graph_seconds, 1e6 * machine.wake_seconds);
 }
 
