@@ -23,6 +23,7 @@ namespace {
 constexpr double kSeconds = 0.5;
 constexpr std::uint64_t kMostBytes =
     512ull << 20;  // a server processor's last cache holds 300 MB, and keeps a part of what is a bit more
+constexpr std::size_t kLongMessage = 8u << 20, kCaches = 8u << 20;  // more than one core's own caches hold
 constexpr std::uint64_t kCovered = 92;  // percent of a token's bytes whose kinds are measured
 
 // Two-dimensional weights that every token is multiplied with, and the experts; alike ones together.
@@ -147,6 +148,8 @@ Result<SpeedQuestion> AskSpeed(const ModelFile& model, const ModelSizes& sizes, 
   for (const LayerSizes& layer : sizes.layers) {
     question.n_experts = std::max(question.n_experts, layer.n_experts);
     question.n_used = std::max(question.n_used, layer.n_used);
+    question.layer_bytes =
+        std::max(question.layer_bytes, layer.backbone_bytes + layer.slice_bytes * std::uint64_t{layer.n_used});
   }
   for (const Node& node : nodes) {
     if (node.here && !std::ranges::contains(question.threads, node.threads)) question.threads.push_back(node.threads);
@@ -178,7 +181,9 @@ Result<CpuSpeed> MeasureSpeed(const SpeedQuestion& question) {
     }
   }
   speed.wake_seconds = MeasureWake();
-  speed.loopback_gbs = MeasureLoopback();
+  speed.loopback_gbs = MeasureLoopback(kLongMessage, 0, speed.wake_seconds);
+  speed.loopback_row_gbs = MeasureLoopback(std::size_t{4} * question.layer.n_embd * question.n_used,
+                                           std::min<std::size_t>(question.layer_bytes, kCaches), speed.wake_seconds);
   for (const std::uint32_t threads : question.threads) {
     CpuSpeed::Worker worker{.threads = threads, .read_gbs = speed.token.expert_gbs, .batch_gbs = speed.worker_gbs};
     if (threads != 0 && threads != std::thread::hardware_concurrency()) {
@@ -205,6 +210,7 @@ void UseSpeed(const SpeedQuestion& question, const CpuSpeed& speed, Machine& mac
   machine.graph_seconds = speed.token.graph_seconds;
   machine.wake_seconds = speed.wake_seconds;
   machine.loopback_gbs = speed.loopback_gbs;
+  machine.loopback_row_gbs = speed.loopback_row_gbs;
   machine.token_seconds = kTokenSeconds;
   timespec slice{};
   if (::sched_rr_get_interval(0, &slice) == 0)

@@ -26,13 +26,15 @@ struct SpeedQuestion {
   ExpertShape expert;                  // the most common shape, of which workers are measured
   std::uint32_t n_experts = 1, n_used = 1;
   std::uint64_t expert_bytes = 0;
+  std::uint64_t layer_bytes = 0;  // of weights that a token reads in one layer
 };
 
 struct CpuSpeed {
   double ram_gbs = 0;  // plain reading
   Calibration token;
   BatchCalibration batch;
-  double wake_seconds = 0, loopback_gbs = 0;
+  double wake_seconds = 0;
+  double loopback_gbs = 0, loopback_row_gbs = 0;  // a prompt's rows; those of one token
   double worker_gbs = 0;  // of a worker here that has all cores, with a batch: slices times pairs
   struct Worker {
     std::uint32_t threads = 0;

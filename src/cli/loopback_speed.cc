@@ -66,16 +66,20 @@ double MeasureWake() {
   return times[kRounds / 2] / 2;
 }
 
-double MeasureLoopback() {
+double MeasureLoopback(std::size_t message_bytes, std::size_t between_bytes, double wake_seconds) {
   Pair pair;
-  if (!ConnectOnLoopback(pair)) return 0;
-  constexpr int kRounds = 9;
-  constexpr std::size_t kMessage = 8u << 20;
-  std::jthread sink([far = pair.far] {
-    std::vector<char> piece(256u << 10), message(kMessage);
+  if (message_bytes == 0 || !ConnectOnLoopback(pair)) return 0;
+  constexpr int kRounds = 15;
+  const auto forget = [](std::vector<char>& other) {
+    for (std::size_t i = 0; i < other.size(); i += 64) ++other[i];
+  };
+  std::jthread sink([far = pair.far, message_bytes, between_bytes, &forget] {
+    std::vector<char> piece(128u << 10), message(message_bytes), other(between_bytes);
     for (int i = 0; i < kRounds; ++i) {
-      for (std::size_t at = 0; at < kMessage;) {
-        const ssize_t n = ::recv(far, piece.data(), std::min(piece.size(), kMessage - at), 0);
+      forget(other);
+      if (::send(far, message.data(), 1, MSG_NOSIGNAL) != 1) return;  // ready
+      for (std::size_t at = 0; at < message_bytes;) {
+        const ssize_t n = ::recv(far, piece.data(), std::min(piece.size(), message_bytes - at), 0);
         if (n <= 0) return;
         std::copy_n(piece.data(), n, message.data() + at);
         at += static_cast<std::size_t>(n);
@@ -83,27 +87,29 @@ double MeasureLoopback() {
       if (::send(far, message.data(), 1, MSG_NOSIGNAL) != 1) return;
     }
   });
-  const std::vector<char> rows(kMessage, 1);
-  std::vector<char> message(kMessage);
+  const std::vector<char> rows(message_bytes, 1);
+  std::vector<char> message(message_bytes), other(between_bytes);
   std::vector<double> times;
   for (int i = 0; i < kRounds; ++i) {
+    char answer = 0;
+    bool ok = ::recv(pair.near, &answer, 1, MSG_WAITALL) == 1;
+    forget(other);
     const auto start = std::chrono::steady_clock::now();
     std::ranges::copy(rows, message.begin());
-    std::size_t at = 0;
-    while (at < kMessage) {
-      const ssize_t n = ::send(pair.near, message.data() + at, kMessage - at, MSG_NOSIGNAL);
-      if (n <= 0) break;
-      at += static_cast<std::size_t>(n);
+    for (std::size_t at = 0; ok && at < message_bytes;) {
+      const ssize_t n = ::send(pair.near, message.data() + at, message_bytes - at, MSG_NOSIGNAL);
+      ok = n > 0;
+      if (ok) at += static_cast<std::size_t>(n);
     }
-    char answer = 0;
-    if (at < kMessage || ::recv(pair.near, &answer, 1, MSG_WAITALL) != 1) {
+    if (!ok || ::recv(pair.near, &answer, 1, MSG_WAITALL) != 1) {
       ::shutdown(pair.near, SHUT_RDWR);
       return 0;
     }
     times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   std::ranges::nth_element(times, times.begin() + kRounds / 2);
-  return kMessage / times[kRounds / 2] / 1e9;
+  const double moving = times[kRounds / 2] - 2 * wake_seconds;
+  return moving > 0 ? static_cast<double>(message_bytes) / moving / 1e9 : 0;
 }
 
 }  // namespace linkcpp

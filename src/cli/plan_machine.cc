@@ -190,9 +190,9 @@ void SayCpuSpeed(const Machine& machine, const std::string& how, std::vector<std
   if (batch.delta_net_seconds > 0) delta_net = std::format(", its delta net {:.2f} ms", 1e3 * batch.delta_net_seconds);
   assumptions.push_back(std::format(
       "  a batch of {}: matrices {:.0f}, experts {:.0f} GB/s of weights times rows; a layer's attention {:.2f} ms, its "
-      "router {:.2f} ms{}, another step {:.2f} ms; over loopback {:.2f} GB/s",
+      "router {:.2f} ms{}, another step {:.2f} ms; over loopback {:.2f} GB/s, a token's rows {:.2f}",
       batch.n_rows, batch.dense_gbs, batch.expert_gbs, 1e3 * batch.attention_seconds, 1e3 * batch.router_seconds,
-      delta_net, 1e3 * batch.step_seconds, machine.loopback_gbs));
+      delta_net, 1e3 * batch.step_seconds, machine.loopback_gbs, machine.loopback_row_gbs));
 }
 
 }  // namespace

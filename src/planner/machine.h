@@ -58,7 +58,8 @@ struct Machine {
   double token_seconds = 0;      // llama.cpp's own work for a token, between two graphs
   double wake_seconds = 0;       // waking a sleeping thread, half a round trip on loopback
   BatchRates batch;
-  double loopback_gbs = 0;  // a long message between two threads here, copied at both ends; 0: links cost nothing
+  double loopback_gbs = 0;      // a long message between two threads here, copied at both ends; 0: links cost nothing
+  double loopback_row_gbs = 0;  // likewise one token's rows, which are in no cache; 0: as loopback_gbs
   double cpu_tflops = 0;
   std::uint32_t n_cores = 0;     // 0: not known, workers here share nothing
   double slice_seconds = 0.003;  // that the scheduler lets a thread run while another waits for its core

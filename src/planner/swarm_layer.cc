@@ -184,12 +184,16 @@ SwarmLayer PredictSwarmLayer(const LayerSizes& layer, const Machine& machine, st
   const std::vector<double> shares = NodeShares(nodes);
   std::vector<double> fixed, each, kernel, nothing(nodes.size(), 0.0);
   const auto row = static_cast<double>(row_bytes), slice = static_cast<double>(layer.slice_bytes);
+  const double loopback_gbs = machine.loopback_row_gbs > 0 ? machine.loopback_row_gbs : machine.loopback_gbs;
+  const auto wire = [&](const Node& node, double mbits) {
+    return node.here && mbits == 0 ? Seconds(row, loopback_gbs) : MbitSeconds(row, mbits);
+  };
   double here_share = 0, workers_here = 0;
   for (std::size_t w = 0; w < nodes.size(); ++w) {
     const Node& node = nodes[w];
     kernel.push_back(Seconds(slice, node.read_gbs));
-    fixed.push_back(node.rtt_ms / 1000 + LinkSeconds(node, machine, row, node.up_mbits));
-    each.push_back(kernel.back() + LinkSeconds(node, machine, row, node.down_mbits));
+    fixed.push_back(node.rtt_ms / 1000 + wire(node, node.up_mbits));
+    each.push_back(kernel.back() + wire(node, node.down_mbits));
     const double distinct = 1 - std::pow(1 - shares[w], layer.n_used);
     result.workers += distinct;
     if (node.here) {
