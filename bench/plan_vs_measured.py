@@ -2,14 +2,16 @@
 """What `linkcpp plan` predicts for decode and prefill on this machine, against stock llama-bench: alone, and with workers on loopback.
 
   LINKCPP_BIN=build/release/bin bench/plan_vs_measured.py MODEL.gguf [--runs 5] [--tokens 64] [--workers 1,2,3]
-      [--prompt 512]
+      [--prompt 512] [--repeats 2]
       [--delays 0,1,5] [--realtime] [--json FILE]
 
-Before each measurement the planner calibrates itself for some seconds; it is given the memory, the number of threads of each
-worker, and what `delay_proxy` adds, as a ping (round trip) and a flood (Mbit/s) through such a proxy measure it, and nothing else. A delay is added to
-every byte, each way (as netem adds it on loopback), so 5 ms are a round trip of 10. Prediction and measurement take turns,
-and medians are compared, because machines are noisy. --realtime runs everything at a real-time priority, so that other
-work on the machine does not count; it needs the right to do so.
+--tokens: few enough that the context stays short, since "empty context" is what is compared; a small model takes more
+--repeats instead, of which the first is left out. Before each measurement the planner calibrates itself for some
+seconds; it is given the memory, the number of threads of each worker, and what `delay_proxy` adds, as a ping (round
+trip) and a flood (Mbit/s) through such a proxy measure it, and nothing else. A delay is added to every byte, each way
+(as netem adds it on loopback), so 5 ms are a round trip of 10. Prediction and measurement take turns, and medians are
+compared, because machines are noisy. --realtime runs everything at a real-time priority, so that other work on the
+machine does not count; it needs the right to do so.
 """
 
 import argparse
@@ -33,6 +35,7 @@ def arguments():
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--workers", default="0,1,2,3")
     parser.add_argument("--delays", default="0,1,5")
     parser.add_argument("--realtime", action="store_true")
@@ -47,10 +50,10 @@ def plan(model, *options):
                           env=environment()).stdout)
 
 
-def measured(model, env, n_tokens, n_prompt):
+def measured(model, env, n_tokens, n_prompt, n_repeats):
     """Tokens a second, decode and prefill, once the experts' pages are mapped: a first run over a mapped file takes a fault for
     each page (20.5 tok/s in the first 64 tokens of the 122B's shape, 23.3 to 24.7 in the next four times 64), and is left out."""
-    said = run(["llama-bench", "-m", model, "-p", n_prompt, "-n", n_tokens, "-t", THREADS, "-r", "2", "-o", "json"], env=env).stdout
+    said = run(["llama-bench", "-m", model, "-p", n_prompt, "-n", n_tokens, "-t", THREADS, "-r", n_repeats, "-o", "json"], env=env).stdout
     rows = json.loads(said[said.index("[\n"):said.rindex("]") + 1])
     return tuple(statistics.mean(next(row["samples_ts"] for row in rows if row[which] > 0)[1:]) for which in ("n_gen", "n_prompt"))
 
@@ -121,9 +124,9 @@ def main():
         if workers == 0:
             case = Case("alone")
             env = environment()
-            measured(asked.model, env, 4, 16)  # the page cache
+            measured(asked.model, env, 4, 16, 2)  # the page cache
             for _ in range(asked.runs):
-                case.add(plan(asked.model), measured(asked.model, env, asked.tokens, asked.prompt))
+                case.add(plan(asked.model), measured(asked.model, env, asked.tokens, asked.prompt, asked.repeats))
             case.report(rows)
             continue
         threads = max(1, THREADS // workers)
@@ -140,12 +143,12 @@ def main():
                     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                         json.dump(nodes, file)
                         file.flush()
-                        measured(asked.model, env, 4, 16)
+                        measured(asked.model, env, 4, 16, 2)
                         case = Case(f"{workers} worker{'s' if workers > 1 else ''}, {delay_ms:g} ms each way")
                         for _ in range(asked.runs):
                             ours = plan(asked.model, "--nodes", file.name, "--force-nodes")
                             assert all(tier["tier"] == "swarm" for tier in ours["experts"] if tier["bytes"]), ours["experts"]
-                            case.add(ours, measured(asked.model, env, asked.tokens, asked.prompt))
+                            case.add(ours, measured(asked.model, env, asked.tokens, asked.prompt, asked.repeats))
                 case.report(rows, f"  ({delay.round_trip_ms:.2f} ms round trip added)")
     print(f"{sum(row['inside'] for row in rows)} of {len(rows)} within 15 %")
     if asked.json:

@@ -18,7 +18,7 @@
 namespace linkcpp {
 namespace {
 
-constexpr int kTimeoutS = 20;  // 0.1 s is usual
+constexpr int kTimeoutS = 10;  // 0.1 s is usual
 
 // All keys but the tokenizer's, all tensors of all splits, no data.
 Result<void> WriteBareHeader(const ModelFile& model, const std::string& path) {

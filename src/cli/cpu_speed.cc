@@ -24,6 +24,8 @@ constexpr double kSeconds = 0.5;
 constexpr std::uint64_t kMostBytes =
     512ull << 20;  // a server processor's last cache holds 300 MB, and keeps a part of what is a bit more
 constexpr std::size_t kLongMessage = 8u << 20, kCaches = 8u << 20;  // more than one core's own caches hold
+// How long a thread sleeps before it is woken: as long as others read a layer's weights, about.
+constexpr double kLongestPause = 2e-3, kPauseBytesASecond = 10e9;
 constexpr std::uint64_t kCovered = 92;  // percent of a token's bytes whose kinds are measured
 
 // Two-dimensional weights that every token is multiplied with, and the experts; alike ones together.
@@ -135,6 +137,16 @@ Result<double> WorkerBatchGbs(const SpeedQuestion& question, Device& cpu) {
   return static_cast<double>(question.expert.bytes()) / *a_pair / 1e9;
 }
 
+// The same of one token's pairs; without a recipe the kernel's products alone.
+Result<double> WorkerTokenGbs(const SpeedQuestion& question, Device& cpu, std::uint64_t most_bytes,
+                              double pause_seconds) {
+  const auto a_pair = CalibrateWorkerToken(question.expert, question.n_experts, question.n_used, most_bytes, cpu,
+                                           kSeconds / 2, pause_seconds);
+  if (a_pair) return static_cast<double>(question.expert.bytes()) / *a_pair / 1e9;
+  if (a_pair.error().code != FaultCode::kRefused) return std::unexpected(a_pair.error());
+  return CalibrateExperts(question.kinds, cpu, kSeconds / 4, most_bytes);
+}
+
 }  // namespace
 
 Result<SpeedQuestion> AskSpeed(const ModelFile& model, const ModelSizes& sizes, std::uint32_t n_batch,
@@ -180,18 +192,18 @@ Result<CpuSpeed> MeasureSpeed(const SpeedQuestion& question) {
       ASSIGN_OR_RETURN(speed.worker_gbs, WorkerBatchGbs(question, *cpu));
     }
   }
-  speed.wake_seconds = MeasureWake();
+  const double pause_seconds = std::min(kLongestPause, static_cast<double>(question.layer_bytes) / kPauseBytesASecond);
+  speed.wake_seconds = MeasureWake(pause_seconds);
   speed.loopback_gbs = MeasureLoopback(kLongMessage, 0, speed.wake_seconds);
   speed.loopback_row_gbs = MeasureLoopback(std::size_t{4} * question.layer.n_embd * question.n_used,
                                            std::min<std::size_t>(question.layer_bytes, kCaches), speed.wake_seconds);
   for (const std::uint32_t threads : question.threads) {
     CpuSpeed::Worker worker{.threads = threads, .read_gbs = speed.token.expert_gbs, .batch_gbs = speed.worker_gbs};
-    if (threads != 0 && threads != std::thread::hardware_concurrency()) {
-      ASSIGN_OR_RETURN(const auto cpu, Cpu(threads));
-      ASSIGN_OR_RETURN(worker.read_gbs, CalibrateExperts(question.kinds, *cpu, kSeconds / 4, most_bytes));
-      if (has_workers) {
-        ASSIGN_OR_RETURN(worker.batch_gbs, WorkerBatchGbs(question, *cpu));
-      }
+    const bool all_cores = threads == 0 || threads == std::thread::hardware_concurrency();
+    ASSIGN_OR_RETURN(const auto cpu, Cpu(threads));
+    ASSIGN_OR_RETURN(worker.read_gbs, WorkerTokenGbs(question, *cpu, most_bytes, pause_seconds));
+    if (!all_cores && has_workers) {
+      ASSIGN_OR_RETURN(worker.batch_gbs, WorkerBatchGbs(question, *cpu));
     }
     speed.workers.push_back(worker);
   }

@@ -41,19 +41,22 @@ bool ConnectOnLoopback(Pair& pair) {
 
 }  // namespace
 
-double MeasureWake() {
+double MeasureWake(double pause_seconds) {
   Pair pair;
   if (!ConnectOnLoopback(pair)) return 0;
-  constexpr int kRounds = 2000;
+  constexpr int kMostRounds = 2000;
+  constexpr double kSeconds = 0.2;
+  const int n_rounds = std::clamp(static_cast<int>(kSeconds / std::max(pause_seconds, 1e-9)), 50, kMostRounds);
   std::array<char, 64> bytes{};
-  std::jthread echo([far = pair.far] {
+  std::jthread echo([far = pair.far, n_rounds] {
     std::array<char, 64> back{};
-    for (int i = 0; i < kRounds && ::recv(far, back.data(), back.size(), MSG_WAITALL) == std::ssize(back); ++i) {
+    for (int i = 0; i < n_rounds && ::recv(far, back.data(), back.size(), MSG_WAITALL) == std::ssize(back); ++i) {
       if (::send(far, back.data(), back.size(), MSG_NOSIGNAL) < 0) break;
     }
   });
   std::vector<double> times;
-  for (int i = 0; i < kRounds; ++i) {
+  for (int i = 0; i < n_rounds; ++i) {
+    if (pause_seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(pause_seconds));
     const auto start = std::chrono::steady_clock::now();
     if (::send(pair.near, bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0 ||
         ::recv(pair.near, bytes.data(), bytes.size(), MSG_WAITALL) != std::ssize(bytes)) {
@@ -62,8 +65,8 @@ double MeasureWake() {
     }
     times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
-  std::ranges::nth_element(times, times.begin() + kRounds / 2);
-  return times[kRounds / 2] / 2;
+  std::ranges::nth_element(times, times.begin() + n_rounds / 2);
+  return times[n_rounds / 2] / 2;
 }
 
 double MeasureLoopback(std::size_t message_bytes, std::size_t between_bytes, double wake_seconds) {

@@ -68,6 +68,12 @@ Result<double> CalibrateExperts(std::span<const MatrixKind> kinds, Device& devic
 Result<BatchCalibration> CalibrateBatch(std::span<const MatrixKind> kinds, const LayerShape& layer, Device& device,
                                         double seconds, std::uint32_t n_rows);
 
+// What a worker takes for each (row, expert) pair of one token: an ExpertStack that slept while the host computed, with
+// other experts each time, of as many as `most_bytes` hold. `pause_seconds`: of sleep before each. Seconds a pair.
+// kRefused: a shape that no recipe fits.
+Result<double> CalibrateWorkerToken(const ExpertShape& shape, std::uint32_t n_experts, std::uint32_t n_used,
+                                    std::uint64_t most_bytes, Device& device, double seconds, double pause_seconds);
+
 // What a worker takes for each (row, expert) pair of such a batch: an ExpertStack as it runs dispatches, on experts of
 // a layer with `n_experts`, `n_used` of them a row; `stored_bytes` of all layers. Seconds a pair. kRefused: a shape
 // that no recipe fits.

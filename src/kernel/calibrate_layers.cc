@@ -4,6 +4,7 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <thread>
 
 namespace linkcpp {
 
@@ -11,7 +12,7 @@ double SecondsSince(CalibrationClock::time_point start) {
   return std::chrono::duration<double>(CalibrationClock::now() - start).count();
 }
 
-Result<double> MedianPass(double seconds, const std::function<Result<void>()>& pass) {
+Result<double> MedianPass(double seconds, const std::function<Result<void>()>& pass, double pause_seconds) {
   RETURN_IF_FAULT(pass());
   constexpr std::size_t kFewPasses = 5, kLeastPasses = 2;
   std::vector<double> times;
@@ -22,6 +23,7 @@ Result<double> MedianPass(double seconds, const std::function<Result<void>()>& p
     return taken < seconds && times.size() < 10'000;
   };
   while (wants_more()) {
+    if (pause_seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(pause_seconds));
     const auto start = CalibrationClock::now();
     RETURN_IF_FAULT(pass());
     times.push_back(SecondsSince(start));

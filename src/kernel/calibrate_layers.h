@@ -19,7 +19,8 @@ using CalibrationClock = std::chrono::steady_clock;
 double SecondsSince(CalibrationClock::time_point start);
 // The median of as many passes as fit into `seconds`, after one that is not counted: five at least, unless they take
 // twice that long, and two in any case.
-Result<double> MedianPass(double seconds, const std::function<Result<void>()>& pass);
+// `pause_seconds`: of sleep before each pass.
+Result<double> MedianPass(double seconds, const std::function<Result<void>()>& pass, double pause_seconds = 0);
 
 // `used` different ones of `experts` for each row, all alike likely: some get many rows, some few, as in a prompt.
 std::vector<std::int32_t> ChooseAtRandom(std::int64_t experts, std::int64_t used, std::int64_t rows);

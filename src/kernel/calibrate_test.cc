@@ -73,6 +73,12 @@ TEST(Calibrate, AWorkersBatchWhateverTheProjections) {
     ASSERT_TRUE(a_pair) << a_pair.error().text;
     EXPECT_TRUE(std::isfinite(*a_pair) && *a_pair > 0) << *a_pair;
   }
+  const ExpertShape whole{{up, up, up, std::nullopt}};
+  const auto token = CalibrateWorkerToken(whole, 8, 2, 1 << 20, **device, 0.01, 1e-4);
+  ASSERT_TRUE(token) << token.error().text;
+  EXPECT_TRUE(std::isfinite(*token) && *token > 0) << *token;
+  EXPECT_FALSE(
+      CalibrateWorkerToken(ExpertShape{{up, up, std::nullopt, std::nullopt}}, 8, 2, 1 << 20, **device, 0.01, 0));
   const auto none =
       CalibrateWorkerBatch(ExpertShape{{up, up, std::nullopt, std::nullopt}}, 8, 2, 1 << 20, **device, 0.01, 32);
   ASSERT_FALSE(none);

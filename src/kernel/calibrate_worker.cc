@@ -42,19 +42,51 @@ Result<void> Load(ExpertStack& stack) {
   return {};
 }
 
+// Without biases and scales: they are small, and not always where a recipe has them.
+Result<ExpertShape> PlainShape(const ExpertShape& shape) {
+  ExpertShape plain = shape;
+  for (auto& projection : plain.projections) {
+    if (projection) projection->has_bias = projection->has_scale = false;
+  }
+  if (RecipeFor(plain).steps.empty())
+    return Fail(FaultCode::kRefused, "experts without projections that could be measured");
+  return plain;
+}
+
 }  // namespace
+
+Result<double> CalibrateWorkerToken(const ExpertShape& shape, std::uint32_t n_experts, std::uint32_t n_used,
+                                    std::uint64_t most_bytes, Device& device, double seconds, double pause_seconds) {
+  ASSIGN_OR_RETURN(const ExpertShape plain, PlainShape(shape));
+  const Recipe recipe = RecipeFor(plain);
+  const std::uint32_t used = std::clamp(n_used, 1u, n_experts);
+  const std::uint64_t fit = most_bytes / std::max<std::uint64_t>(plain.bytes(), 1);
+  const auto experts = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(fit, used, n_experts));
+  ASSIGN_OR_RETURN(const auto stack, ExpertStack::Create(plain, experts, device));
+  RETURN_IF_FAULT(Load(*stack));
+  ASSIGN_OR_RETURN(const ExpertStack::Lengths lengths, stack->Check(recipe));
+  const std::vector<float> x(lengths.n_in, 0.5f);
+  std::vector<float> y(std::size_t{used} * lengths.n_out);
+  std::vector<SlotPair> pairs(used);
+  std::uint32_t next = 0;
+  ASSIGN_OR_RETURN(const double median, MedianPass(
+                                            seconds,
+                                            [&] {
+                                              for (SlotPair& pair : pairs) pair.slot = next++ % experts;
+                                              return stack->Run(recipe, x, 1, pairs, y);
+                                            },
+                                            pause_seconds));
+  return median / used;
+}
 
 Result<double> CalibrateWorkerBatch(const ExpertShape& shape, std::uint32_t n_experts, std::uint32_t n_used,
                                     std::uint64_t stored_bytes, Device& device, double seconds, std::uint32_t n_rows) {
-  ExpertShape plain = shape;
-  double operations = 0;
-  for (auto& projection : plain.projections) {
-    if (!projection) continue;
-    projection->has_bias = projection->has_scale = false;  // small, and not always where a recipe has them
-    operations += 2.0 * projection->n_in * projection->n_out * n_rows * n_used;
-  }
+  ASSIGN_OR_RETURN(const ExpertShape plain, PlainShape(shape));
   const Recipe recipe = RecipeFor(plain);
-  if (recipe.steps.empty()) return Fail(FaultCode::kRefused, "experts without projections that could be measured");
+  double operations = 0;
+  for (const auto& projection : plain.projections) {
+    if (projection) operations += 2.0 * projection->n_in * projection->n_out * n_rows * n_used;
+  }
   const std::int64_t used = std::clamp<std::int64_t>(n_used, 1, n_experts);
   const std::int64_t experts = FewerExperts(n_experts, used, operations);
   const std::int64_t rows = std::max<std::int64_t>(1, std::int64_t{n_rows} * experts / n_experts);

@@ -242,6 +242,19 @@ TEST(HttpClient, AnotherCertificateGetsNoRequestAndNoToken) {
   EXPECT_EQ(server.n_requests, 0);
 }
 
+TEST(HttpClient, PlainHttpToATlsPortIsToldOfTheJoinLine) {
+  const Certificate certificate = *MakeCertificate("coordinator");
+  Server server(&certificate);
+  HttpEndpoint plain = server.endpoint(certificate.fingerprint);
+  plain.url.replace(0, 5, "http");
+  plain.fingerprint = "";
+  const auto reply = HttpClient::Create(plain)->Call("GET", "/bytes", "", 5s);
+  ASSERT_FALSE(reply.has_value());
+  EXPECT_EQ(reply.error().code, FaultCode::kGone);
+  EXPECT_THAT(reply.error().text, HasSubstr("join line"));
+  EXPECT_EQ(server.n_requests, 0);
+}
+
 TEST(Endpoint, JoinLines) {
   const std::string pin(64, 'A');
   const auto secure = ParseEndpoint("https://host:8090#sha256=" + pin, "t");

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "planner/test_models.h"
 
 namespace linkcpp {
@@ -150,6 +152,23 @@ TEST(Placement, LayersAreSplitWhereMuchOfADeviceWouldBeEmpty) {
     EXPECT_LE(memory - usual.devices[0].Total(), memory / kLargeRest) << gib;
     EXPECT_LE(usual.devices[0].Total(), memory) << gib;
   }
+}
+
+TEST(Placement, LayersStayWholeWhereNodesHoldExperts) {
+  const ModelSizes sizes = test::SizesOf("qwen3.5-122b");
+  Machine machine;
+  machine.devices = {{.name = "GPU", .memory_bytes = 16ull << 30, .read_gbs = 500, .tflops = 30}};
+  machine.ram_bytes = 16ull << 30;
+  for (int i = 0; i < 8; ++i) machine.nodes.push_back({.name = "pc", .memory_bytes = 8ull << 30, .read_gbs = 20});
+  const RunOptions options{.context = 8192, .split_layers = SplitLayers::kAlways};
+  const Placement place = PlaceModel(sizes, machine, options, true);
+  ASSERT_TRUE(place.feasible);
+  EXPECT_GT(place.swarm_bytes, 0u);
+  for (const LayerPlace& layer : place.layers) EXPECT_TRUE(layer.vram_parts.empty());
+  machine.ram_bytes = 128ull << 30;
+  const Placement alone = PlaceModel(sizes, machine, options, true);
+  EXPECT_EQ(alone.swarm_bytes, 0u);
+  EXPECT_TRUE(std::ranges::any_of(alone.layers, [](const LayerPlace& layer) { return !layer.vram_parts.empty(); }));
 }
 
 }  // namespace

@@ -114,6 +114,9 @@ class ExitStatus(unittest.TestCase):
                 (["status", "--url", "nonsense"], "nonsense", token), (["status", "--url", "http://h:99999"], "99999", token),
                 (["status", "--url", url], "token", {"LINKCPP_TOKEN": "lk_ 0"}),
                 (["status"], "nonsense", {"LINKCPP_COORDINATOR": "nonsense", **token}),
+                (["status", "--url", url, "--state", self.folder / "none"], "set LINKCPP_TOKEN", {}),
+                (["token", "new", "--state", self.state, "--name", "n" * 65], "--name", {}),
+                (["token", "new", "--state", self.state, "--name", "a\x1b[2J"], "--name", {}),
                 (["shard", "-m", AUSTEN], "-o", {}), (["shard", "-m", AUSTEN, "--layers", "2:1", "-o", self.shard], "--layers", {}),
                 (["synth"], "--like", {}), (["synth", "--like", "nobody", "-o", self.shard], "nobody", {}),
                 (["synth", "--list", "--type", "Q99"], "Q99", {}), (["synth", "--threads", "0"], "--threads", {})):
