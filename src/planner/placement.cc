@@ -230,7 +230,7 @@ class Placer {
         }
         tier = Tier::kSwarm;
       }
-      GiveBackParts(place_.layers[il]);  // nodes hold whole slices
+      GiveBackParts(place_.layers[il]);  // only what is in RAM is shared with a device
       if (tier == Tier::kSwarm) {
         if (TakeSlices(node_left, layer)) {
           place_.swarm_bytes += layer.expert_bytes;
