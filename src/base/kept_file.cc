@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "base/hash.h"
+#include "base/replace_file.h"
 
 namespace linkcpp {
 namespace {
@@ -36,13 +37,7 @@ void Keep(const std::string& folder, std::string_view question, std::string_view
   if (folder.empty()) return;
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
-  const std::string path = PathOf(folder, question);
-  const std::string part = std::format("{}.{}.part", path, ::getpid());  // renamed: nobody ever reads half of one
-  std::ofstream file(part, std::ios::binary);
-  file << answer;
-  file.close();
-  if (file) std::filesystem::rename(part, path, ignored);
-  if (!file || ignored) std::filesystem::remove(part, ignored);
+  ReplaceFile(PathOf(folder, question), answer);
 }
 
 }  // namespace linkcpp

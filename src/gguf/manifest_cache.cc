@@ -1,7 +1,5 @@
 // Manifests kept on disk. A cached one carries a fingerprint of the model's files, so a stale one is never believed.
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/replace_file.h"
 #include "gguf/manifest.h"
 
 namespace linkcpp {
@@ -43,23 +42,9 @@ std::optional<Manifest> Load(const std::string& path, const ModelFile& model, co
   return std::move(*manifest);
 }
 
-// Written aside and renamed, so that nobody ever sees half of one.
 bool Store(const std::string& path, const Manifest& manifest, const Hash& fingerprint) {
-  const std::string part = std::format("{}.{}.part", path, ::getpid());
-  const int fd = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return false;
-  std::string bytes(reinterpret_cast<const char*>(fingerprint.bytes.data()), kFingerprintBytes);
-  bytes += manifest.Encode();
-  std::string_view left = bytes;
-  while (!left.empty()) {
-    const ssize_t wrote = ::write(fd, left.data(), left.size());
-    if (wrote <= 0) break;
-    left.remove_prefix(static_cast<std::size_t>(wrote));
-  }
-  const bool closed = ::close(fd) == 0;
-  if (closed && left.empty() && ::rename(part.c_str(), path.c_str()) == 0) return true;
-  ::unlink(part.c_str());
-  return false;
+  const std::string_view head(reinterpret_cast<const char*>(fingerprint.bytes.data()), kFingerprintBytes);
+  return ReplaceFile(path, std::string(head) + manifest.Encode());
 }
 
 }  // namespace
