@@ -1,5 +1,5 @@
 // Small parts of starting a child: its pipe and its argument list. How it is started, waited for and ended is the
-// caller's: matrix/child.h runs one to its end, coordinator/host_process.h keeps one.
+// caller's: base/child.h runs one to its end, coordinator/host_process.h keeps one.
 #pragma once
 
 #include <fcntl.h>

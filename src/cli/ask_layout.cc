@@ -9,21 +9,23 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include "base/child.h"
 #include "cli/beside.h"
 #include "cli/interrupt.h"
 #include "gguf/gguf_writer.h"
-#include "matrix/child.h"
 
 namespace linkcpp {
 namespace {
 
 constexpr int kTimeoutS = 10;  // 0.1 s is usual
 
-// All keys but the tokenizer's, all tensors of all splits, no data.
-Result<void> WriteBareHeader(const ModelFile& model, const std::string& path) {
+// All keys but the tokenizer's, all tensors of all splits, no data. false: it is not written.
+bool WriteBareHeader(const ModelFile& model, const std::string& path) {
   const TensorInfo* embedding = model.FindTensor("token_embd.weight");
-  if (embedding == nullptr) return Fail(FaultCode::kRefused, "{} has no token_embd.weight", model.name());
+  if (embedding == nullptr) return false;
   const std::string n_vocab = model.architecture() + ".vocab_size";
   GgufWriter writer;
   for (const auto& [key, value] : model.keys()) {
@@ -40,47 +42,62 @@ Result<void> WriteBareHeader(const ModelFile& model, const std::string& path) {
   std::ofstream file(path, std::ios::binary);
   file << header;
   file.close();
-  if (!file || ::truncate(path.c_str(), static_cast<off_t>(header.size() + writer.data_bytes())) != 0) {
-    return Fail(FaultCode::kLocal, "{} cannot be written", path);
-  }
-  return {};
+  return file && ::truncate(path.c_str(), static_cast<off_t>(header.size() + writer.data_bytes())) == 0;
 }
 
-Result<std::vector<LaidOut>> AskOnce(const LayoutRequest& request) {
-  ChildCommand command{.argv = {ProgramBeside("linkcpp-layout"), ToJson(request)}, .timeout_s = kTimeoutS};
-  // When libllama aborts, ggml would call a debugger, which takes 20 s.
-  command.environment = {{"GGML_BACKEND_PATH", ""}, {"GGML_NO_BACKTRACE", "1"}};
-  if (std::ranges::none_of(request.devices,
-                           &PlannedDevice::here)) {  // looking for real ones takes longer than the answer
-    command.environment.insert(
-        command.environment.end(),
-        {{"VK_DRIVER_FILES", "/dev/null"}, {"CUDA_VISIBLE_DEVICES", "-1"}, {"HIP_VISIBLE_DEVICES", "-1"}});
+// One linkcpp-layout for all questions: starting it takes as long as an answer.
+class LayoutAsker {
+ public:
+  LayoutAsker(ScratchFolder folder, const ModelFile& model)
+      : folder_(std::move(folder)), bare_(folder_.path() + "/header.gguf"), has_bare_(WriteBareHeader(model, bare_)) {}
+
+  Result<std::vector<LaidOut>> Ask(const LayoutRequest& request) {
+    if (has_bare_) {
+      LayoutRequest of_bare = request;
+      of_bare.model_path = bare_;
+      auto answer = AskOnce(of_bare);
+      if (answer || answer.error().code != FaultCode::kRefused) return answer;
+    }
+    return AskOnce(request);  // an architecture that wants its vocabulary
   }
-  ASSIGN_OR_RETURN(const ChildOutcome outcome, RunChild(command, InterruptGuard::KeepGoing));
-  if (outcome.stopped) return Fail(FaultCode::kLocal, "interrupted");
-  // It says no with status 1; whatever else ended it is no answer.
-  if (outcome.status != 0) {
-    return Fail(outcome.status == 1 ? FaultCode::kRefused : FaultCode::kLocal, "{}", outcome.LastWords());
+
+ private:
+  Result<std::vector<LaidOut>> AskOnce(const LayoutRequest& request) {
+    if (child_ == nullptr || devices_ != request.devices) {
+      ASSIGN_OR_RETURN(child_, AnsweringChild::Start(CommandFor(request.devices)));
+      devices_ = request.devices;
+    }
+    const auto answer = child_->Ask(ToJson(request), InterruptGuard::KeepGoing);
+    if (answer) return ParseLaidOut(*answer);
+    child_.reset();  // libllama aborted, say
+    return std::unexpected(answer.error());
   }
-  return ParseLaidOut(outcome.out);
-}
+  static ChildCommand CommandFor(const std::vector<PlannedDevice>& devices) {
+    ChildCommand command{.argv = {ProgramBeside("linkcpp-layout"), "-"}, .timeout_s = kTimeoutS};
+    // When libllama aborts, ggml would call a debugger, which takes 20 s.
+    command.environment = {{"GGML_BACKEND_PATH", ""}, {"GGML_NO_BACKTRACE", "1"}};
+    if (std::ranges::none_of(devices, &PlannedDevice::here)) {  // looking for real ones takes longer than the answer
+      command.environment.insert(
+          command.environment.end(),
+          {{"VK_DRIVER_FILES", "/dev/null"}, {"CUDA_VISIBLE_DEVICES", "-1"}, {"HIP_VISIBLE_DEVICES", "-1"}});
+    }
+    return command;
+  }
+
+  const ScratchFolder folder_;
+  const std::string bare_;
+  const bool has_bare_;
+  std::unique_ptr<AnsweringChild> child_;
+  std::vector<PlannedDevice> devices_;  // that it was asked about
+};
 
 }  // namespace
 
 AskLayout MakeLayoutAsker(const ModelFile& model) {
   auto folder = ScratchFolder::Make();
   if (!folder) return [fault = folder.error()](const LayoutRequest&) { return std::unexpected(fault); };
-  const auto kept = std::make_shared<ScratchFolder>(std::move(*folder));
-  const std::string bare = kept->path() + "/header.gguf";
-  const bool has_bare = WriteBareHeader(model, bare).has_value();
-  return [kept, bare, has_bare](const LayoutRequest& request) -> Result<std::vector<LaidOut>> {
-    if (has_bare) {
-      LayoutRequest of_bare = request;
-      of_bare.model_path = bare;
-      auto answer = AskOnce(of_bare);
-      if (answer || answer.error().code != FaultCode::kRefused) return answer;
-    }
-    return AskOnce(request);  // an architecture that wants its vocabulary
+  return [asker = std::make_shared<LayoutAsker>(std::move(*folder), model)](const LayoutRequest& request) {
+    return asker->Ask(request);
   };
 }
 

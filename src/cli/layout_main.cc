@@ -1,16 +1,19 @@
 // linkcpp-layout: what the installed llama.cpp would allocate for a model, where. `linkcpp plan` asks it, in a process
 // of its own since libllama may abort.
 //
-//   linkcpp-layout REQUEST     a LayoutRequest (planner/layout.h) as JSON; "-": from standard input
+//   linkcpp-layout REQUEST     a LayoutRequest (planner/layout.h) as JSON
+//   linkcpp-layout -           one on each line of standard input, all of the same devices
 //
-// Prints what is laid out (LaidOut, JSON) and exits with 0; or says on standard error why not, and exits with 1.
+// Prints what is laid out (LaidOut, JSON) on a line and exits with 0; or says on standard error why not, and exits with
+// 1. With "-" it prints {"refused": "why"} instead and goes on.
 // Answers are kept in the user's cache folder: the same libraries say the same of the same header.
 #include <cstdio>
 #include <exception>
 #include <iostream>
-#include <iterator>
 #include <print>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/kept_file.h"
@@ -20,21 +23,25 @@
 
 namespace {
 
-linkcpp::Result<void> Run(const std::string& text) {
+linkcpp::Result<std::string> Answer(const std::string& text) {
   ASSIGN_OR_RETURN(const linkcpp::LayoutRequest request, linkcpp::ParseLayoutRequest(text));
   const std::string cache = linkcpp::DefaultCacheDir(), folder = cache.empty() ? "" : cache + "/layout";
   const std::string question = linkcpp::LayoutQuestion(request);
   if (!question.empty()) {
-    if (const auto kept = linkcpp::FindKept(folder, question); kept && linkcpp::ParseLaidOut(*kept)) {
-      std::println("{}", *kept);
-      return {};
-    }
+    if (auto kept = linkcpp::FindKept(folder, question); kept && linkcpp::ParseLaidOut(*kept)) return *std::move(kept);
   }
   ASSIGN_OR_RETURN(const std::vector<linkcpp::LaidOut> laid_out, linkcpp::LayOut(request));
-  const std::string answer = linkcpp::ToJson(laid_out);
+  std::string answer = linkcpp::ToJson(laid_out);
   if (!question.empty()) linkcpp::Keep(folder, question, answer);
-  std::println("{}", answer);
-  return {};
+  return answer;
+}
+
+void AnswerAll() {
+  for (std::string line; std::getline(std::cin, line);) {
+    const auto answer = Answer(line);
+    std::println("{}", answer ? *answer : linkcpp::RefusalJson(answer.error().text));
+    std::fflush(stdout);
+  }
 }
 
 }  // namespace
@@ -45,12 +52,16 @@ int main(int argc, char** argv) try {
     std::println(stderr, "usage: linkcpp-layout REQUEST|-   (`linkcpp plan` runs it)");
     return 2;
   }
-  std::string text = argv[1];
-  if (text == "-") text.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
-  if (const auto done = Run(text); !done) {
-    std::println(stderr, "linkcpp-layout: {}", done.error().text);
+  if (std::string_view(argv[1]) == "-") {
+    AnswerAll();
+    return 0;
+  }
+  const auto answer = Answer(argv[1]);
+  if (!answer) {
+    std::println(stderr, "linkcpp-layout: {}", answer.error().text);
     return 1;
   }
+  std::println("{}", *answer);
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "linkcpp-layout: %s\n", error.what());

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <set>
 
+#include "base/child.h"
 #include "cli/expert_bytes.h"
 #include "gguf/shard.h"
-#include "matrix/child.h"
 #include "oracle/layer.h"
 
 namespace linkcpp {

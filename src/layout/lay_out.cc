@@ -63,10 +63,27 @@ bool Agrees(const std::map<ggml_backend_buffer_type_t, Breakdown>& breakdown, co
   return std::abs(sum_mib - heard.logged_compute_mib) < 0.01 * (heard.n_compute_buffers + 1);  // logged with two digits
 }
 
+// They are registered for good, so the first request's are the only ones.
+Result<std::vector<ggml_backend_dev_t>> DevicesFor(const std::vector<PlannedDevice>& wanted) {
+  struct Registered {
+    std::vector<PlannedDevice> wanted;
+    std::vector<ggml_backend_dev_t> handles;
+  };
+  static std::optional<Registered> registered;
+  if (!registered) {
+    ggml_backend_load_all();
+    ASSIGN_OR_RETURN(std::vector<ggml_backend_dev_t> handles, RegisterPlannedDevices(wanted));
+    registered = Registered{.wanted = wanted, .handles = std::move(handles)};
+  }
+  if (registered->wanted != wanted) return Fail(FaultCode::kRefused, "other devices than those asked about before");
+  return registered->handles;
+}
+
 }  // namespace
 
 Result<std::vector<LaidOut>> LayOut(const LayoutRequest& request) {
-  Heard heard;
+  static Heard heard;  // libllama logs whenever it likes
+  heard = {};
   llama_log_set(Listen, &heard);
   const auto cache_type = CacheType(request.kv_type);
   if (!cache_type) return Fail(FaultCode::kRefused, "'{}' is no type of a KV cache", request.kv_type);
@@ -74,8 +91,7 @@ Result<std::vector<LaidOut>> LayOut(const LayoutRequest& request) {
   if (get_breakdown == nullptr) {
     return Fail(FaultCode::kRefused, "this libllama ({}) does not account for its memory", llama_print_system_info());
   }
-  ggml_backend_load_all();
-  ASSIGN_OR_RETURN(std::vector<ggml_backend_dev_t> devices, RegisterPlannedDevices(request.devices));
+  ASSIGN_OR_RETURN(std::vector<ggml_backend_dev_t> devices, DevicesFor(request.devices));
   devices.push_back(nullptr);
 
   ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);

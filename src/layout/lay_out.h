@@ -12,8 +12,8 @@
 
 namespace linkcpp {
 
-// Once a process: devices are registered for good. kRefused: libllama would not lay it out (its last error), another
-// libllama than the one this was written for.
+// All requests of a process have the same devices, since those are registered for good. One thread at a time. kRefused:
+// libllama would not lay it out (its last error), another libllama than the one this was written for.
 Result<std::vector<LaidOut>> LayOut(const LayoutRequest& request);
 
 // All that an answer depends on, on one machine: the request, the model's header, and the files of this program and

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/child.h"
 #include "base/result.h"
-#include "matrix/child.h"
 
 namespace linkcpp {
 

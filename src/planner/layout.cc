@@ -5,6 +5,10 @@
 namespace linkcpp {
 namespace {
 
+struct Refusal {
+  std::string refused;
+};
+
 template <class T>
 std::string Written(const T& value) {
   return glz::write_json(value).value_or("null");
@@ -33,7 +37,14 @@ Result<LayoutRequest> ParseLayoutRequest(std::string_view json) {
 std::string ToJson(const std::vector<LaidOut>& laid_out) {
   return Written(laid_out);
 }
+std::string RefusalJson(std::string_view why) {
+  return Written(Refusal{.refused = std::string(why)});
+}
 Result<std::vector<LaidOut>> ParseLaidOut(std::string_view json) {
+  if (json.starts_with('{')) {
+    ASSIGN_OR_RETURN(const Refusal refusal, Read<Refusal>(json, "an account of buffers"));
+    return Fail(FaultCode::kRefused, "{}", refusal.refused);
+  }
   return Read<std::vector<LaidOut>>(json, "an account of buffers");
 }
 

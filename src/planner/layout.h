@@ -39,10 +39,11 @@ struct LaidOut {
   std::uint64_t model_bytes = 0, context_bytes = 0, compute_bytes = 0;
 };
 
-// kRefused: not such an object.
+// One line each. kRefused: not such an object; of an answer that is a refusal, its words.
 std::string ToJson(const LayoutRequest& request);
 Result<LayoutRequest> ParseLayoutRequest(std::string_view json);
 std::string ToJson(const std::vector<LaidOut>& laid_out);
+std::string RefusalJson(std::string_view why);
 Result<std::vector<LaidOut>> ParseLaidOut(std::string_view json);
 
 }  // namespace linkcpp

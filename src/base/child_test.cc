@@ -1,10 +1,10 @@
-#include "matrix/child.h"
+#include "base/child.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
-
-#include "matrix/contenders.h"
+#include <string>
+#include <string_view>
 
 namespace linkcpp {
 namespace {
@@ -70,14 +70,46 @@ TEST(Child, AProgramThatIsNotThereIsNamed) {
   EXPECT_NE(done.error().text.find("/no/such/program"), std::string::npos);
 }
 
-TEST(Contender, MustReportWhatItIsCalled) {
-  Contender neon;
-  neon.needs = {"NEON"};
-  neon.forbids = {"DOTPROD"};
-  EXPECT_EQ(WrongFeatures(neon, "NEON=1 ARM_FMA=1 DOTPROD=0"), "");
-  EXPECT_NE(WrongFeatures(neon, "NEON=1 DOTPROD=1"), "");
-  EXPECT_NE(WrongFeatures(neon, "AVX2=1"), "");
-  EXPECT_NE(WrongFeatures(neon, ""), "");
+// Answers each line with the same in capitals; "die": ends with words; "sleep": never answers.
+ChildCommand Echo() {
+  return Shell(
+      "while read line; do case $line in die) echo gone >&2; kill -ABRT $$;; sleep) exec sleep 600;; esac; "
+      "echo \"$line\" | tr a-z A-Z; done");
+}
+
+TEST(AnsweringChild, AnswersLineByLine) {
+  const auto child = AnsweringChild::Start(Echo());
+  ASSERT_TRUE(child) << child.error().text;
+  for (const char* question : {"one", "two", ""}) {
+    const auto answer = (*child)->Ask(question, kAlways);
+    ASSERT_TRUE(answer) << answer.error().text;
+    EXPECT_EQ(answer->size(), std::string_view(question).size());
+  }
+  const std::string large(1 << 20, 'a');  // more than the socket holds at once
+  const auto answer = (*child)->Ask(large, kAlways);
+  ASSERT_TRUE(answer) << answer.error().text;
+  EXPECT_TRUE(*answer == std::string(large.size(), 'A')) << answer->size();
+}
+
+TEST(AnsweringChild, OneThatEndsSaysHowAndIsAskedInVain) {
+  const auto child = AnsweringChild::Start(Echo());
+  ASSERT_TRUE(child && (*child)->Ask("one", kAlways));
+  const auto dead = (*child)->Ask("die", kAlways);
+  ASSERT_FALSE(dead);
+  EXPECT_TRUE(dead.error().text.contains("signal 6") && dead.error().text.contains("gone")) << dead.error().text;
+  EXPECT_FALSE((*child)->Ask("one", kAlways));
+}
+
+TEST(AnsweringChild, OneThatHangsIsEnded) {
+  ChildCommand command = Echo();
+  command.timeout_s = 1;
+  const auto child = AnsweringChild::Start(command);
+  ASSERT_TRUE(child);
+  const auto hung = (*child)->Ask("sleep", kAlways);
+  ASSERT_FALSE(hung);
+  EXPECT_TRUE(hung.error().text.contains("not done after 1 s")) << hung.error().text;
+  EXPECT_FALSE(AnsweringChild::Start(Echo()).value()->Ask("sleep", [] { return false; }));
+  EXPECT_FALSE(AnsweringChild::Start({.argv = {"/no/such/program"}, .environment = {}}));
 }
 
 }  // namespace
