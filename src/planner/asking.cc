@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <format>
+#include <functional>
+#include <optional>
+#include <utility>
 
 #include "planner/wiring.h"
 
@@ -11,8 +14,8 @@ namespace {
 constexpr int kMostRounds = 16;
 
 // What the answer says beyond the weights and caches that the tensors tell.
-ComputeBuffers Heard(const std::vector<LaidOut>& answer, const ModelSizes& sizes, const Machine& machine,
-                     const Placement& placement, std::uint64_t& excess) {
+ComputeBuffers BuffersOf(const std::vector<LaidOut>& answer, const ModelSizes& sizes, const Machine& machine,
+                         const Placement& placement, std::uint64_t& excess) {
   ComputeBuffers buffers;
   LaidOut host;
   for (const LaidOut& one : answer) {
@@ -42,65 +45,150 @@ ComputeBuffers Heard(const std::vector<LaidOut>& answer, const ModelSizes& sizes
   return buffers;
 }
 
-// With what was heard about exactly this layout: by how much the fullest device is too small for it.
-std::uint64_t Settle(const ComputeBuffers& heard, const Machine& machine, Placement& placement) {
-  std::uint64_t over = 0;
-  for (std::size_t d = 0; d < placement.devices.size(); ++d) {
-    placement.devices[d].compute = placement.n_gpu_layers > 0 ? heard.devices[d] : 0;
-    const std::uint64_t total = placement.devices[d].Total(), capacity = machine.devices[d].memory_bytes;
-    over = std::max(over, total > capacity ? total - capacity : 0);
+class Asker {
+ public:
+  Asker(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, const std::string& model_path,
+        const AskLayout& ask, KnownBuffers& known)
+      : sizes_(sizes), machine_(machine), options_(options), model_path_(model_path), ask_(ask), known_(known) {}
+
+  // The placement that what was heard leads to; of layouts like it, after kMostRounds, and then `exact` is false.
+  Result<Placement> Place(bool& exact) {
+    exact = true;
+    for (int round = 0; round < kMostRounds; ++round) {
+      known_.optimistic = round > 0;  // the estimate is mostly right, and then one question is enough
+      Placement placement = PlaceModel(sizes_, machine_, options_, true, known_);
+      const bool asked_before = Heard(placement) != nullptr;
+      ASSIGN_OR_RETURN(const std::uint64_t over, Settle(placement));
+      if (!asked_before) continue;
+      if (over == 0) {
+        known_.optimistic = false;
+        return FillBetter(std::move(placement));
+      }
+      known_.margin_bytes += over;  // it was placed by what is known of others like it: the next is smaller
+    }
+    known_.optimistic = false;
+    exact = false;
+    return PlaceModel(sizes_, machine_, options_, true, known_);
   }
-  return over;
-}
+  int questions() const { return questions_; }
+  std::uint64_t excess_bytes() const { return excess_bytes_; }
+
+ private:
+  LayoutKey Key(const Placement& placement) const {
+    return KeyOf(sizes_, options_, placement.n_gpu_layers, placement.offloads, placement.DeviceExpertBytes(),
+                 placement.SplitHash());
+  }
+  const ComputeBuffers* Heard(const Placement& placement) const { return known_.Find(Key(placement)); }
+
+  // Asks about exactly this layout unless that was done. By how much the fullest device is too small for it.
+  Result<std::uint64_t> Settle(Placement& placement) {
+    if (Heard(placement) == nullptr) {
+      const Wiring wiring = WirePlacement(sizes_, machine_, options_, placement, model_path_, {});
+      ASSIGN_OR_RETURN(const std::vector<LaidOut> answer,
+                       ask_(LayoutRequestOf(sizes_, machine_, options_, placement, wiring, model_path_)));
+      ++questions_;
+      known_.Add(Key(placement), BuffersOf(answer, sizes_, machine_, placement, excess_bytes_));
+    }
+    const ComputeBuffers& heard = *Heard(placement);
+    std::uint64_t over = 0;
+    for (std::size_t d = 0; d < placement.devices.size(); ++d) {
+      placement.devices[d].compute = placement.n_gpu_layers > 0 ? heard.devices[d] : 0;
+      const std::uint64_t total = placement.devices[d].Total(), capacity = machine_.devices[d].memory_bytes;
+      over = std::max(over, total > capacity ? total - capacity : 0);
+    }
+    return over;
+  }
+
+  // A device that is to be filled may hold more with other tensors of its layers: some sums fit better, and what is
+  // computed between tensors here and there takes some MiB more or less, which only asking tells (16 MiB on
+  // olmoe-1b-7b). Each way of filling is taken to need the least heard of such layouts until it was asked about, and
+  // what it answered from then on; the one that would hold most is asked about next.
+  Placement FillBetter(Placement best) {
+    constexpr std::size_t kKinds = 3;
+    constexpr int kMostQuestions = 16;  // 0.05 s each on the 122B
+    constexpr std::uint64_t kWorth = 1 << 20;
+    bool fills = false;
+    for (const FastDevice& device : machine_.devices) fills = fills || IsFilled(options_, device);
+    if (!fills || !best.feasible || !best.offloads || best.n_gpu_layers == 0) return best;
+    RunOptions whole_layers = options_;
+    whole_layers.split_layers = SplitLayers::kNever;
+    Placement whole = PlaceModel(sizes_, machine_, whole_layers, true, known_);
+    if (!Settle(whole)) return best;  // takes little
+
+    struct Candidate {
+      Filling filling;
+      Placement placement;
+    };
+    std::vector<Candidate> candidates;
+    const auto add = [&](const Filling& filling, const ComputeBuffers& buffers) {
+      KnownBuffers known;
+      known.Add(Key(best), buffers);
+      Placement other = PlaceModel(sizes_, machine_, options_, true, known, filling);
+      // A layer that the CPU would run instead has to be worth it.
+      const std::uint64_t worth = other.n_gpu_layers < best.n_gpu_layers ? best.DeviceBytes() / 1000 : kWorth;
+      if (other.feasible && other.DeviceBytes() > best.DeviceBytes() + worth)
+        candidates.push_back({filling, std::move(other)});
+    };
+    const ComputeBuffers least = known_.LeastLike(Key(best));
+    for (std::size_t fewer = 0; fewer <= kMostFewerLayers; ++fewer) {
+      add({.fewer_layers = fewer}, least);
+      for (std::size_t kind = 0; kind < kKinds; ++kind) add({.fewer_layers = fewer, .first_kind = kind}, least);
+    }
+    for (const int end = questions_ + kMostQuestions; !candidates.empty() && questions_ < end;) {
+      const auto most = std::ranges::max_element(
+          candidates, {}, [](const Candidate& candidate) { return candidate.placement.DeviceBytes(); });
+      auto [filling, placement] = std::move(*most);
+      candidates.erase(most);
+      const bool was_heard = Heard(placement) != nullptr;
+      const auto over = Settle(placement);
+      if (!over) break;
+      if (*over == 0) return std::move(placement);
+      if (!was_heard) add(filling, *Heard(placement));
+    }
+    return best;
+  }
+
+  const ModelSizes& sizes_;
+  const Machine& machine_;
+  const RunOptions& options_;
+  const std::string& model_path_;
+  const AskLayout& ask_;
+  KnownBuffers& known_;
+  std::uint64_t excess_bytes_ = 0;
+  int questions_ = 0;
+};
 
 }  // namespace
 
 Placement PlaceAsking(const ModelSizes& sizes, const Machine& machine, const RunOptions& options,
                       const std::string& model_path, const AskLayout& ask, KnownBuffers& known,
                       std::vector<std::string>& assumptions, std::string& refusal) {
-  const auto estimate = [&] {
-    if (sizes.compute_is_a_guess) {
-      assumptions.push_back(std::format("the compute buffer of {} is not known: the figure is too small, leave room",
-                                        sizes.architecture));
-    }
-    return PlaceModel(sizes, machine, options, true, known);
-  };
-  if (!ask) return estimate();
-  std::uint64_t excess = 0;
-  int questions = 0;
-  known.optimistic = true;
-  for (int round = 0; round < kMostRounds; ++round) {
-    Placement placement = PlaceModel(sizes, machine, options, true, known);
-    const LayoutKey key =
-        KeyOf(sizes, options, placement.n_gpu_layers, placement.offloads, placement.DeviceExpertBytes());
-    if (const ComputeBuffers* heard = known.Find(key)) {
-      const std::uint64_t over = Settle(*heard, machine, placement);
-      known.margin_bytes += over;  // it was placed by what is known of others like it: the next is smaller
-      if (over > 0) continue;
-      known.optimistic = false;
-      assumptions.push_back(std::format("compute buffers: the installed llama.cpp says so, asked about {} layout{}",
-                                        questions, questions == 1 ? "" : "s"));
-      if (excess > 0) {
+  if (ask) {
+    Asker asker(sizes, machine, options, model_path, ask, known);
+    bool exact = false;
+    auto placement = asker.Place(exact);
+    if (placement) {
+      const char* const plural = asker.questions() == 1 ? "" : "s";
+      assumptions.push_back(
+          exact ? std::format("compute buffers: the installed llama.cpp says so, asked about {} layout{}",
+                              asker.questions(), plural)
+                : std::format("compute buffers: as the installed llama.cpp says of {} layouts like this one",
+                              asker.questions()));
+      if (asker.excess_bytes() > 0) {
         assumptions.push_back(std::format(
             "llama.cpp would take {:.1f} MiB more for weights and caches than the tensors tell: counted as compute",
-            static_cast<double>(excess) / (1 << 20)));
+            static_cast<double>(asker.excess_bytes()) / (1 << 20)));
       }
-      return placement;
+      return *std::move(placement);
     }
-    const Wiring wiring = WirePlacement(sizes, machine, options, placement, model_path, {});
-    const auto answer = ask(LayoutRequestOf(sizes, machine, options, placement, wiring, model_path));
-    if (!answer) {
-      assumptions.push_back(std::format("compute buffers are estimated: {}", answer.error().text));
-      if (answer.error().code == FaultCode::kRefused) refusal = answer.error().text;
-      known = {};
-      return estimate();
-    }
-    ++questions;
-    known.Add(key, Heard(*answer, sizes, machine, placement, excess));
+    assumptions.push_back(std::format("compute buffers are estimated: {}", placement.error().text));
+    if (placement.error().code == FaultCode::kRefused) refusal = placement.error().text;
+    known = {};
   }
-  known.optimistic = false;
-  assumptions.push_back(
-      std::format("compute buffers: as the installed llama.cpp says of {} layouts like this one", questions));
+  if (sizes.compute_is_a_guess) {
+    assumptions.push_back(
+        std::format("the compute buffer of {} is not known: the figure is too small, leave room", sizes.architecture));
+  }
   return PlaceModel(sizes, machine, options, true, known);
 }
 

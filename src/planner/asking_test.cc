@@ -71,7 +71,7 @@ TEST(Asking, WhoNeedsMoreOnceLaidOutGetsLessAndStillFits) {
     for (const std::string& pattern : request.overrides) compute += 100 * kMib / pattern.size();
     return std::vector<LaidOut>{{.buffer_type = "GPU", .compute_bytes = compute}};
   };
-  for (const SplitLayers split : {SplitLayers::kNever, SplitLayers::kWhereRoomIsLeft, SplitLayers::kAlways}) {
+  for (const SplitLayers split : {SplitLayers::kNever, SplitLayers::kByDevice, SplitLayers::kAlways}) {
     const PlanWish wish{.run = {.context = 8192, .split_layers = split}, .model_path = "m.gguf", .ask = ask};
     const auto plan = MakePlan(sizes, machine, wish);
     ASSERT_TRUE(plan && plan->placement.feasible);

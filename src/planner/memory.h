@@ -20,10 +20,10 @@ std::uint64_t KvRowBytes(KvType type, std::uint64_t n_elements);
 // Whether llama.cpp keeps this model's cache in that type; "" or why not.
 std::string WhyNotKv(const ModelSizes& sizes, KvType type);
 
-// May some of a layer's expert tensors be on a device and the others in RAM? Whole layers cost fewer copies between the
-// two and leave room on the device, up to one layer's worth.
+// May some of a layer's expert tensors be on a device and the others in RAM? Whole layers leave room on the device, up
+// to one layer's worth.
 enum class SplitLayers : std::uint8_t {
-  kWhereRoomIsLeft,  // when whole layers leave more than kLargeRest of a device free
+  kByDevice,  // one that is here is filled; one that is planned when whole layers leave more than kLargeRest of it free
   kNever,
   kAlways
 };
@@ -35,7 +35,7 @@ struct RunOptions {
   KvType kv = KvType::kF16;
   std::uint32_t n_batch = 512;                       // tokens computed at once, llama.cpp's -ub
   std::optional<std::uint32_t> max_gpu_layers = {};  // llama.cpp's -ngl; default: as many as fit
-  SplitLayers split_layers = SplitLayers::kWhereRoomIsLeft;
+  SplitLayers split_layers = SplitLayers::kByDevice;
 };
 
 // How many cells one sequence gets: a share of the context, both rounded up to 256.

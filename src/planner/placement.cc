@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
+#include <format>
+#include <functional>
+#include <ranges>
+#include <string>
+
+#include "planner/fill_room.h"
 
 namespace linkcpp {
 namespace {
@@ -12,8 +17,8 @@ constexpr std::array kTierNames{"VRAM", "RAM", "swarm", "disk", "nowhere"};
 class Placer {
  public:
   Placer(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes,
-         const KnownBuffers& known)
-      : sizes_(sizes), machine_(machine), options_(options), use_nodes_(use_nodes), known_(known) {
+         const KnownBuffers& known, std::optional<Filling> filling)
+      : sizes_(sizes), machine_(machine), options_(options), use_nodes_(use_nodes), known_(known), filling_(filling) {
     for (std::uint32_t i = 0; i < sizes.layers.size(); ++i) {
       if (sizes.layers[i].expert_bytes > 0) moe_.push_back(i);
     }
@@ -27,11 +32,11 @@ class Placer {
       // All layers on the devices with as many layers' experts as fit; else fewer layers and no experts.
       for (std::size_t keep = moe_.size() + 1; keep-- > 0 && !on_devices;) {
         on_devices = Try(most, keep);
-        if (on_devices) FillDevices(keep);
+        if (on_devices) FillDevices(most, keep);
       }
       for (std::uint32_t n = most; n-- > 1 && !on_devices;) {
         on_devices = Try(n, 0);
-        if (on_devices) FillDevices(0);
+        if (on_devices) FillDevices(n, 0);
       }
     }
     if (!on_devices) Try(0, 0);
@@ -48,7 +53,8 @@ class Placer {
   // What is known of the same layout or of one like it; else the estimate.
   template <class Pick>
   std::uint64_t Compute(std::uint64_t device_experts, const Pick& pick, std::uint64_t estimate) const {
-    const LayoutKey key = KeyOf(sizes_, options_, place_.n_gpu_layers, place_.offloads, device_experts);
+    const LayoutKey key =
+        KeyOf(sizes_, options_, place_.n_gpu_layers, place_.offloads, device_experts, place_.SplitHash());
     if (const ComputeBuffers* exact = known_.Find(key)) return pick(*exact);
     if (const ComputeBuffers* near = known_.Nearest(key)) {
       const bool of_other_layers = near->n_gpu_layers != place_.n_gpu_layers;
@@ -115,74 +121,76 @@ class Placer {
     return true;
   }
 
-  // Single tensors of the layers on devices whose experts did not fit. Where no whole layer's did, the rest may be too
-  // small for any tensor; then up to four layers fewer, with tensors in their place, may fill the devices better.
-  void FillDevices(std::size_t first_left_out) {
-    constexpr std::uint32_t kMostTraded = 4;
-    bool has_room = false;
-    for (std::size_t d = 0; d < machine_.devices.size(); ++d) has_room = has_room || HasRoomForParts(d);
-    if (!has_room) return;
-    TakePartsFrom(first_left_out);
-    if (first_left_out > 0) return;
+  // Single tensors of the layers on devices whose experts did not fit. Where a device is to be filled, a few whole
+  // layers fewer with tensors in their place may do it better, since more sums can be reached; and where no layer is
+  // whole, fewer layers.
+  void FillDevices(std::uint32_t ngl, std::size_t keep) {
+    constexpr std::uint64_t kFull = 1 << 20;
+    if (!AnyDevice([this](std::size_t d) { return HasRoomForParts(d); })) return;
+    const bool fills = AnyDevice([this](std::size_t d) { return IsFilled(options_, machine_.devices[d]); });
+    const std::size_t tradable = keep == 0 ? ngl - 1 : fills ? keep : 0;
+    if (filling_) {
+      if (filling_->fewer_layers <= tradable) FillWith(*filling_, ngl, keep);
+      return;
+    }
     Placement best = place_;
-    const std::uint32_t most = place_.n_gpu_layers;
-    for (std::uint32_t n = most - 1; n > 0 && n + kMostTraded >= most; --n) {
-      if (!Try(n, 0)) continue;
-      TakePartsFrom(0);
-      const std::uint64_t bytes = best.DeviceBytes();
-      if (place_.DeviceBytes() > bytes + bytes / 1000) best = place_;
+    for (std::size_t fewer = 0; fewer <= std::min(kMostFewerLayers, tradable); ++fewer) {
+      if (!FillWith({.fewer_layers = fewer}, ngl, keep)) continue;
+      // A layer that the CPU would run instead has to be worth it.
+      const std::uint64_t bytes = best.DeviceBytes(), worth = keep > 0 ? 0 : bytes / 1000;
+      if (place_.DeviceBytes() > bytes + worth) best = place_;
+      if (!AnyDevice([this](std::size_t d) { return Rest(d) >= kFull; })) break;
     }
     place_ = std::move(best);
   }
-  // Of each device those that fill it best. Exact to 64 KiB, by the sums that can be reached. The nearest layers'
-  // tensors first, where several do as well.
-  void TakePartsFrom(std::size_t first_left_out) {
+  bool FillWith(const Filling& filling, std::uint32_t ngl, std::size_t keep) {
+    const auto fewer = static_cast<std::uint32_t>(filling.fewer_layers);
+    if (fewer > 0 && !(keep > 0 ? Try(ngl, keep - fewer) : Try(ngl - fewer, 0))) return false;
     for (std::size_t d = 0; d < machine_.devices.size(); ++d) {
-      if (HasRoomForParts(d)) FillWithParts(static_cast<int>(d), first_left_out);
+      if (HasRoomForParts(d)) FillWithParts(static_cast<int>(d), keep > 0 ? keep - fewer : 0, filling.first_kind);
     }
+    return true;
+  }
+  template <class Holds>
+  bool AnyDevice(const Holds& holds) const {
+    return std::ranges::any_of(std::views::iota(std::size_t{0}, machine_.devices.size()), holds);
   }
   bool HasRoomForParts(std::size_t d) const {
+    const FastDevice& device = machine_.devices[d];
     if (options_.split_layers == SplitLayers::kNever) return false;
-    const std::uint64_t rest = Capacity(d) - std::min(Capacity(d), place_.devices[d].Total());
-    return rest > (options_.split_layers == SplitLayers::kAlways ? 0 : machine_.devices[d].memory_bytes / kLargeRest);
+    return Rest(d) > (IsFilled(options_, device) ? 0 : device.memory_bytes / kLargeRest);
   }
-  void FillWithParts(int d, std::size_t first_left_out) {
-    constexpr std::uint64_t kUnit = 64 << 10;
-    Held& held = place_.devices[static_cast<std::size_t>(d)];
-    const std::uint64_t room = (Capacity(static_cast<std::size_t>(d)) - held.Total()) / kUnit;
-    struct Item {
+  std::uint64_t Rest(std::size_t d) const { return Capacity(d) - std::min(Capacity(d), place_.devices[d].Total()); }
+  void FillWithParts(int d, std::size_t first_left_out, std::optional<std::size_t> first_kind) {
+    struct Part {
+      std::size_t rank;
       std::uint32_t layer;
       const LayerSizes::ExpertPart* part;
-      std::uint64_t units;  // rounded up
     };
-    std::vector<Item> items;
+    Held& held = place_.devices[static_cast<std::size_t>(d)];
+    std::vector<Part> parts;  // the nearest layers first
     for (std::size_t k = first_left_out; k < moe_.size(); ++k) {
       if (place_.layers[moe_[k]].device != d) continue;
-      for (const LayerSizes::ExpertPart& part : sizes_.layers[moe_[k]].expert_parts)
-        items.push_back({moe_[k], &part, (part.bytes + kUnit - 1) / kUnit});
-    }
-    constexpr std::size_t kUnreached = SIZE_MAX;
-    std::vector<std::size_t> last(room + 1, kUnreached);  // the item that reached a sum first
-    last[0] = items.size();
-    std::uint64_t best = 0;
-    for (std::size_t i = 0; i < items.size() && best < room; ++i) {
-      for (std::uint64_t sum = room; sum >= items[i].units && sum > 0; --sum) {
-        if (last[sum] != kUnreached || last[sum - items[i].units] == kUnreached) continue;
-        last[sum] = i;
-        best = std::max(best, sum);
+      const auto& kinds = sizes_.layers[moe_[k]].expert_parts;
+      for (std::size_t i = 0; i < kinds.size(); ++i) {
+        const std::size_t rank = first_kind ? (i + kinds.size() - *first_kind % kinds.size()) % kinds.size() : 0;
+        parts.push_back({rank, moe_[k], &kinds[i]});
       }
     }
-    for (std::uint64_t sum = best; sum > 0; sum -= items[last[sum]].units) {
-      const Item& item = items[last[sum]];
-      LayerPlace& layer = place_.layers[item.layer];
-      held.experts += item.part->bytes;
-      layer.vram_bytes += item.part->bytes;
-      layer.vram_parts.push_back(item.part->name);
+    std::ranges::stable_sort(parts, {}, &Part::rank);
+    std::vector<std::uint64_t> sizes;
+    for (const Part& part : parts) sizes.push_back(part.part->bytes);
+    for (const std::size_t i : FillRoom(sizes, Rest(static_cast<std::size_t>(d)))) {
+      const auto& [rank, il, part] = parts[i];
+      LayerPlace& layer = place_.layers[il];
+      held.experts += part->bytes;
+      layer.vram_bytes += part->bytes;
+      layer.vram_parts.push_back(part->name);
     }
     for (std::size_t k = first_left_out; k < moe_.size(); ++k) {
       LayerPlace& layer = place_.layers[moe_[k]];
       if (layer.device != d || layer.vram_parts.size() < sizes_.layers[moe_[k]].expert_parts.size()) continue;
-      layer = {.device = d, .experts = Tier::kVram};  // a smaller one than those before it, whole after all
+      layer = {.device = d, .experts = Tier::kVram};  // whole after all
     }
   }
   void GiveBackParts(LayerPlace& layer) {
@@ -267,11 +275,17 @@ class Placer {
   const RunOptions& options_;
   const bool use_nodes_;
   const KnownBuffers& known_;
+  const std::optional<Filling> filling_;
   std::vector<std::uint32_t> moe_;
   Placement place_;
 };
 
 }  // namespace
+
+bool IsFilled(const RunOptions& options, const FastDevice& device) {
+  return options.split_layers == SplitLayers::kAlways ||
+         (options.split_layers == SplitLayers::kByDevice && device.here);
+}
 
 const char* TierName(Tier tier) {
   return kTierNames[static_cast<std::size_t>(tier)];
@@ -299,6 +313,14 @@ std::uint64_t Placement::DeviceExpertBytes() const {
   return sum;
 }
 
+std::uint64_t Placement::SplitHash() const {
+  std::string text;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    for (const std::string& part : layers[i].vram_parts) text += std::format("{} {},", i, part);
+  }
+  return text.empty() ? 0 : std::hash<std::string>{}(text);
+}
+
 std::uint32_t Placement::CountLayers(const ModelSizes& sizes, Tier tier) const {
   std::uint32_t count = 0;
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -319,12 +341,12 @@ std::vector<std::uint32_t> TensorSplitArgument(const ModelSizes& sizes, const Pl
 }
 
 Placement PlaceModel(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes,
-                     const KnownBuffers& known) {
-  Placement placement = Placer(sizes, machine, options, use_nodes, known).Run();
+                     const KnownBuffers& known, std::optional<Filling> filling) {
+  Placement placement = Placer(sizes, machine, options, use_nodes, known, filling).Run();
   if (placement.swarm_bytes == 0 || options.split_layers == SplitLayers::kNever) return placement;
   RunOptions whole = options;  // a layer that nodes share with a device would be no slice's
   whole.split_layers = SplitLayers::kNever;
-  return Placer(sizes, machine, whole, use_nodes, known).Run();
+  return Placer(sizes, machine, whole, use_nodes, known, {}).Run();
 }
 
 }  // namespace linkcpp

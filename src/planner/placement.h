@@ -5,7 +5,9 @@
 // places whole tensors. Says what is missing when it does not fit.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +51,7 @@ struct Placement {
   std::uint64_t ExpertBytes(const ModelSizes& sizes, Tier tier) const;
   std::uint64_t DeviceBytes() const;  // weights and caches
   std::uint64_t DeviceExpertBytes() const;
+  std::uint64_t SplitHash() const;  // of which layers' tensors are on devices alone; 0: whole layers only
   std::uint32_t CountLayers(const ModelSizes& sizes, Tier tier) const;
 };
 
@@ -56,8 +59,21 @@ struct Placement {
 std::uint32_t GpuLayersArgument(const ModelSizes& sizes, const Placement& placement);
 std::vector<std::uint32_t> TensorSplitArgument(const ModelSizes& sizes, const Placement& placement);  // one device: {}
 
+// Ways to fill a device by single tensors: so many layers are not whole though they would fit, and the tensors of the
+// others are taken layer by layer, or kind by kind from this one on (of gate, up, down: 0, 1, 2).
+inline constexpr std::size_t kMostFewerLayers = 4;
+struct Filling {
+  std::size_t fewer_layers = 0;
+  std::optional<std::size_t> first_kind = {};
+  friend bool operator==(const Filling&, const Filling&) = default;
+};
+
 // `use_nodes`: may experts go to machine.nodes? `known`: compute buffers someone asked about, used where they apply.
+// `filling`: exactly this one; default: layer by layer with as few layers less as fill a device.
 Placement PlaceModel(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes,
-                     const KnownBuffers& known = {});
+                     const KnownBuffers& known = {}, std::optional<Filling> filling = {});
+
+// Is this device to be filled to the last tensor?
+bool IsFilled(const RunOptions& options, const FastDevice& device);
 
 }  // namespace linkcpp
