@@ -124,9 +124,10 @@ void AddPlanCommand(CLI::App& app, CommandContext& context) {
   command->add_option("--gpu-layers", arguments->gpu_layers, "at most so many layers on devices");
   command->add_option("--nodes", arguments->machine.nodes,
                       "nodes.json: machines that would hold experts (docs/planner.md)");
-  command->add_flag("--split-layers", arguments->split_layers,
-                    "fill devices to the last: of some layers single expert tensors there, the others in RAM "
-                    "(default: where whole layers leave more than 1/32 of a device free)");
+  command->add_flag(
+      "--split-layers", arguments->split_layers,
+      "fill devices to the last: of some layers single expert tensors there, the others in RAM "
+      "(default: of devices that are here; of planned ones where whole layers leave more than 1/32 free)");
   command->add_flag("--whole-layers", arguments->whole_layers, "never split a layer's experts between a device and RAM")
       ->excludes("--split-layers");
   command

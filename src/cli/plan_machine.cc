@@ -11,16 +11,19 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <print>
 #include <ranges>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "base/byte_size.h"
 #include "cli/cpu_speed.h"
 #include "cli/swarm_nodes.h"
 #include "cli/swarm_view.h"
 #include "gguf/manifest.h"
+#include "gguf/tensor_type.h"
 #include "kernel/device.h"
 #include "kernel/openmp_spin.h"
 #include "planner/memory.h"
@@ -69,7 +72,22 @@ bool HasAmx() {
 #endif
 }
 
-Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<std::string>& assumptions) {
+// Which of the model's expert tensors a device does not compute with.
+void FindRefused(const ModelSizes& sizes, FastDevice& device, std::vector<std::string>& assumptions) {
+  std::map<ExpertKind, std::pair<std::string, std::uint64_t>> kinds;  // one of them: name, bytes
+  for (const LayerSizes& layer : sizes.layers) {
+    for (const LayerSizes::ExpertPart& part : layer.expert_parts) kinds.try_emplace(part.kind, part.name, part.bytes);
+  }
+  for (const auto& [kind, example] : kinds) {
+    if (Device::TakesExperts(device.name, kind.type, kind.n_in, kind.n_out, kind.n_experts, kind.n_used)) continue;
+    device.refuses.push_back(kind);
+    assumptions.push_back(std::format("{} does not compute with {} in {} ({}): they stay in RAM", device.name,
+                                      example.first, TensorTypeName(kind.type), BinarySizeText(example.second)));
+  }
+}
+
+Result<void> ReadDevices(const MachineWish& wish, const ModelSizes& sizes, Machine& machine,
+                         std::vector<std::string>& assumptions) {
   const double rate = wish.vram_rate.value_or(kVramGbs);
   const char* const rate_from = wish.vram_rate ? "--vram-rate" : "assumed, see --vram-rate";
   if (wish.vram == "none") {
@@ -116,6 +134,9 @@ Result<void> ReadDevices(const MachineWish& wish, Machine& machine, std::vector<
     assumptions.push_back(std::format("{}: {} ({}), read at {:.0f} GB/s ({}), {:.0f} Tflop/s (assumed)", device.name,
                                       BinarySizeText(device.memory_bytes), wish.vram.empty() ? "free now" : "--vram",
                                       rate, rate_from, kVramTflops));
+  }
+  for (FastDevice& device : machine.devices) {
+    if (device.here) FindRefused(sizes, device, assumptions);
   }
   machine.link_gbs = kLinkGbs;
   assumptions.push_back(std::format("from RAM to a device: {:.0f} GB/s (assumed)", kLinkGbs));
@@ -200,7 +221,7 @@ void SayCpuSpeed(const Machine& machine, const std::string& how, std::vector<std
 Result<Machine> ReadMachine(const MachineWish& wish, const ModelFile& model, const ModelSizes& sizes,
                             std::vector<std::string>& assumptions) {
   Machine machine;
-  RETURN_IF_FAULT(ReadDevices(wish, machine, assumptions));
+  RETURN_IF_FAULT(ReadDevices(wish, sizes, machine, assumptions));
   machine.ram_bytes = AvailableMemory();
   if (!wish.ram.empty()) {
     ASSIGN_OR_RETURN(machine.ram_bytes, ParseMemory("--ram", wish.ram));

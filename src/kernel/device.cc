@@ -65,6 +65,15 @@ void SetThreads(ggml_backend_dev_t device, ggml_backend_t backend, int n_threads
   if (set != nullptr) set(backend, n_threads);
 }
 
+bool Takes(ggml_backend_dev_t device, ggml_backend_buffer_type_t buffer_type, ggml_tensor* weight,
+           const ggml_tensor* product) {
+  const GgmlBuffer empty(ggml_backend_buft_alloc_buffer(buffer_type, 0));  // a device may look at its type only
+  weight->buffer = empty.get();
+  const bool takes = ggml_backend_dev_supports_op(device, product);
+  weight->buffer = nullptr;
+  return takes;
+}
+
 constexpr int kMaxThreads = 512;  // ggml's own limit
 
 }  // namespace
@@ -120,6 +129,24 @@ std::vector<DeviceInfo> Device::List() try {
   return {};
 }
 
+bool Device::TakesExperts(const std::string& name, std::uint32_t type, std::uint32_t n_in, std::uint32_t n_out,
+                          std::uint32_t n_experts, std::uint32_t n_used) try {
+  constexpr std::int64_t kTokens = 512;  // as llama.cpp
+  NullLog log;
+  if (!EnsureBackends(DeviceOptions{}, log)) return true;
+  const std::vector<ggml_backend_dev_t> devices = UsableDevices();
+  const auto device = std::ranges::find(devices, name, ggml_backend_dev_name);
+  if (device == devices.end()) return true;
+  const GgmlContext context = NewContext(4);
+  ggml_tensor* weight = ggml_new_tensor_3d(context.get(), static_cast<ggml_type>(type), n_in, n_out, n_experts);
+  ggml_tensor* rows = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, n_in, n_used, kTokens);
+  ggml_tensor* ids = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, n_used, kTokens);
+  return Takes(*device, ggml_backend_dev_buffer_type(*device), weight,
+               ggml_mul_mat_id(context.get(), weight, rows, ids));
+} catch (const std::exception&) {
+  return true;
+}
+
 GgmlDevice::GgmlDevice(ggml_backend_dev_t device, ggml_backend_t backend, int n_threads, LogSink& log)
     : device_(device),
       backend_(backend),
@@ -170,11 +197,7 @@ ggml_backend_buffer_type_t GgmlDevice::FirstThatTakes(ggml_tensor* weight, const
   std::vector<ggml_backend_buffer_type_t> candidates = extra_buffer_types_;
   candidates.push_back(default_buffer_type());
   for (ggml_backend_buffer_type_t candidate : candidates) {
-    const GgmlBuffer empty(ggml_backend_buft_alloc_buffer(candidate, 0));  // a device may look at its type only
-    weight->buffer = empty.get();
-    const bool takes = ggml_backend_dev_supports_op(device_, product);
-    weight->buffer = nullptr;
-    if (takes) return candidate;
+    if (Takes(device_, candidate, weight, product)) return candidate;
   }
   return nullptr;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "planner/model_sizes.h"
 
 namespace linkcpp {
 
@@ -16,8 +17,9 @@ struct FastDevice {
   std::string name;
   std::uint64_t memory_bytes = 0;
   double read_gbs = 0;
-  double tflops = 0;  // of matrix products in a prompt
-  bool here = false;  // a device of this machine, under ggml's name; else one that is only planned
+  double tflops = 0;                     // of matrix products in a prompt
+  bool here = false;                     // a device of this machine, under ggml's name; else one that is only planned
+  std::vector<ExpertKind> refuses = {};  // that it does not compute with, so that llama.cpp would leave them in RAM
 };
 
 struct Node {

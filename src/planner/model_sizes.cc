@@ -171,6 +171,13 @@ class Sizer {
       auto part = std::ranges::find(layer.expert_parts, name, &LayerSizes::ExpertPart::name);
       if (part == layer.expert_parts.end()) part = layer.expert_parts.insert(part, {.name = name, .bytes = 0});
       part->bytes += tensor.tensor->size_bytes;
+      if (tensor.kind == SlabKind::kWeight) {
+        part->kind = {.type = tensor.tensor->type,
+                      .n_in = static_cast<std::uint32_t>(tensor.tensor->ne[0]),
+                      .n_out = static_cast<std::uint32_t>(tensor.tensor->ne[1]),
+                      .n_experts = layer.n_experts,
+                      .n_used = layer.n_used};
+      }
       if (tensor.projection == Projection::kDown && tensor.kind == SlabKind::kWeight) {
         layer.n_ff_exp = static_cast<std::uint32_t>(tensor.tensor->ne[0]);
       }

@@ -4,6 +4,7 @@
 // layers may be dense, embeddings may be tied. Reads a ModelFile's directory only. Knows nothing of machines.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,6 +21,12 @@ struct SideCache {
   std::uint32_t tokens_per_cell = 1;
 };
 
+// What a device takes or does not: tensors of experts of one ggml type and shape.
+struct ExpertKind {
+  std::uint32_t type = 0, n_in = 0, n_out = 0, n_experts = 0, n_used = 0;
+  friend auto operator<=>(const ExpertKind&, const ExpertKind&) = default;
+};
+
 struct LayerSizes {
   std::uint32_t layer = 0;
   std::uint64_t backbone_bytes = 0;  // attention, norms, router, shared expert, a dense layer's FFN
@@ -32,6 +39,7 @@ struct LayerSizes {
   struct ExpertPart {
     std::string name;
     std::uint64_t bytes = 0;
+    ExpertKind kind = {};  // of its weights
   };
   std::vector<ExpertPart> expert_parts;
   std::uint32_t n_experts = 0, n_used = 0, n_ff_exp = 0;

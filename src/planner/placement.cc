@@ -45,9 +45,20 @@ class Placer {
   }
 
  private:
-  std::uint64_t LayerBytes(const LayerSizes& layer, bool with_experts) const {
-    return layer.backbone_bytes + KvBytes(sizes_, layer, options_) + StateBytes(layer, options_) +
-           (with_experts ? layer.expert_bytes : 0);
+  std::uint64_t LayerBytes(const LayerSizes& layer) const {  // without its experts
+    return layer.backbone_bytes + KvBytes(sizes_, layer, options_) + StateBytes(layer, options_);
+  }
+  bool Takes(std::size_t d, const LayerSizes::ExpertPart& part) const {
+    return !std::ranges::contains(machine_.devices[d].refuses, part.kind);
+  }
+  bool TakesWhole(std::size_t d, std::uint32_t il) const {
+    return std::ranges::all_of(sizes_.layers[il].expert_parts, [&](const auto& part) { return Takes(d, part); });
+  }
+  std::uint64_t TakenBytes(std::size_t d, std::uint32_t il) const {
+    if (TakesWhole(d, il)) return sizes_.layers[il].expert_bytes;
+    std::uint64_t bytes = 0;
+    for (const LayerSizes::ExpertPart& part : sizes_.layers[il].expert_parts) bytes += Takes(d, part) ? part.bytes : 0;
+    return bytes;
   }
 
   // What is known of the same layout or of one like it; else the estimate.
@@ -58,7 +69,7 @@ class Placer {
     if (const ComputeBuffers* exact = known_.Find(key)) return pick(*exact);
     if (const ComputeBuffers* near = known_.Nearest(key)) {
       const bool of_other_layers = near->n_gpu_layers != place_.n_gpu_layers;
-      return known_.optimistic && of_other_layers ? pick(*near) / 16 * 15 : pick(*near);
+      return known_.optimistic && of_other_layers ? pick(*near) / 8 * 7 : pick(*near);
     }
     return known_.optimistic ? estimate / 4 * 3 : estimate;
   }
@@ -92,7 +103,10 @@ class Placer {
     const std::uint32_t end_of_kept = keep == moe_.size() ? n_layers : moe_[keep];
     place_.offloads = end_of_kept < n_layers;
     std::uint64_t kept_bytes = 0;
-    for (std::uint32_t i = first; i < end_of_kept; ++i) kept_bytes += sizes_.layers[i].expert_bytes;
+    for (std::uint32_t i = first; i < end_of_kept; ++i) {
+      kept_bytes += sizes_.layers[i].expert_bytes;
+      place_.offloads = place_.offloads || AnyDevice([&](std::size_t d) { return !TakesWhole(d, i); });
+    }
     std::uint32_t il = first;
     for (std::size_t d = 0; d < machine_.devices.size(); ++d) {
       Held& held = place_.devices[d];
@@ -103,14 +117,21 @@ class Placer {
       for (; il < n_layers; ++il) {
         const LayerSizes& layer = sizes_.layers[il];
         const bool with_experts = layer.expert_bytes > 0 && il < end_of_kept;
-        if (held.Total() + LayerBytes(layer, with_experts) > Capacity(d)) break;
+        const bool is_whole = with_experts && TakesWhole(d, il);
+        if (with_experts && !is_whole && options_.split_layers == SplitLayers::kNever) return false;
+        const std::uint64_t experts = with_experts ? TakenBytes(d, il) : 0;
+        if (held.Total() + LayerBytes(layer) + experts > Capacity(d)) break;
         held.backbone += layer.backbone_bytes;
         held.kv += KvBytes(sizes_, layer, options_);
         held.state += StateBytes(layer, options_);
-        if (with_experts) held.experts += layer.expert_bytes;
+        held.experts += experts;
         place_.layers[il].device = static_cast<int>(d);
-        if (with_experts) place_.layers[il].experts = Tier::kVram;
         ++place_.device_layers[d];
+        if (is_whole) place_.layers[il].experts = Tier::kVram;
+        if (!with_experts || is_whole) continue;  // what a device does not take stays in RAM
+        for (const LayerSizes::ExpertPart& part : layer.expert_parts) {
+          if (Takes(d, part)) AddPart(place_.layers[il], part);
+        }
       }
       if (last) {
         place_.output_device = static_cast<int>(d);
@@ -173,6 +194,7 @@ class Placer {
       if (place_.layers[moe_[k]].device != d) continue;
       const auto& kinds = sizes_.layers[moe_[k]].expert_parts;
       for (std::size_t i = 0; i < kinds.size(); ++i) {
+        if (!Takes(static_cast<std::size_t>(d), kinds[i])) continue;
         const std::size_t rank = first_kind ? (i + kinds.size() - *first_kind % kinds.size()) % kinds.size() : 0;
         parts.push_back({rank, moe_[k], &kinds[i]});
       }
@@ -182,16 +204,18 @@ class Placer {
     for (const Part& part : parts) sizes.push_back(part.part->bytes);
     for (const std::size_t i : FillRoom(sizes, Rest(static_cast<std::size_t>(d)))) {
       const auto& [rank, il, part] = parts[i];
-      LayerPlace& layer = place_.layers[il];
       held.experts += part->bytes;
-      layer.vram_bytes += part->bytes;
-      layer.vram_parts.push_back(part->name);
+      AddPart(place_.layers[il], *part);
     }
     for (std::size_t k = first_left_out; k < moe_.size(); ++k) {
       LayerPlace& layer = place_.layers[moe_[k]];
       if (layer.device != d || layer.vram_parts.size() < sizes_.layers[moe_[k]].expert_parts.size()) continue;
       layer = {.device = d, .experts = Tier::kVram};  // whole after all
     }
+  }
+  static void AddPart(LayerPlace& layer, const LayerSizes::ExpertPart& part) {
+    layer.vram_bytes += part.bytes;
+    layer.vram_parts.push_back(part.name);
   }
   void GiveBackParts(LayerPlace& layer) {
     if (layer.vram_bytes == 0) return;

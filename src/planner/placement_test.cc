@@ -149,6 +149,40 @@ TEST(Placement, ADeviceThatIsHereIsFilledOneThatIsPlannedKeepsItsLayersWhole) {
   EXPECT_LT(experts(SplitLayers::kNever), experts(SplitLayers::kAlways));
 }
 
+// As a Vulkan device with a largest tensor: llama.cpp would quietly leave that one on the CPU.
+TEST(Placement, WhatADeviceDoesNotTakeStaysInRam) {
+  const ModelSizes sizes = test::SizesOf("qwen3-30b");
+  Machine machine;
+  machine.devices = {{.name = "GPU", .memory_bytes = 12 * kGib, .read_gbs = 500, .tflops = 30, .here = true}};
+  machine.ram_bytes = 64 * kGib;
+  const LayerSizes::ExpertPart& down = sizes.layers[0].expert_parts.back();
+  machine.devices[0].refuses = {down.kind};
+  const auto refused = [&](const LayerSizes& layer, const std::string& name) {
+    return std::ranges::contains(layer.expert_parts, name, &LayerSizes::ExpertPart::name) &&
+           std::ranges::find(layer.expert_parts, name, &LayerSizes::ExpertPart::name)->kind == down.kind;
+  };
+  const Placement place = PlaceModel(sizes, machine, {.context = 8192}, false);
+  ASSERT_TRUE(place.feasible && place.offloads);
+  std::uint64_t experts = 0;
+  for (std::size_t i = 0; i < sizes.layers.size(); ++i) {
+    const LayerSizes& layer = sizes.layers[i];
+    const bool has_refused = std::ranges::contains(layer.expert_parts, down.kind, &LayerSizes::ExpertPart::kind);
+    EXPECT_FALSE(has_refused && place.layers[i].experts == Tier::kVram) << i;
+    for (const std::string& part : place.layers[i].vram_parts) EXPECT_FALSE(refused(layer, part)) << i;
+    experts += place.layers[i].experts == Tier::kVram ? layer.expert_bytes : place.layers[i].vram_bytes;
+  }
+  EXPECT_EQ(experts, place.devices[0].experts);
+  EXPECT_GT(place.devices[0].Total() + kGib, machine.devices[0].memory_bytes);  // filled with the others
+  EXPECT_EQ(place.ram.experts + experts, sizes.ExpertBytes());
+  machine.devices[0].memory_bytes = 64 * kGib;  // all of the model would fit
+  const Placement roomy = PlaceModel(sizes, machine, {.context = 8192}, false);
+  EXPECT_TRUE(roomy.feasible && roomy.offloads);
+  EXPECT_GT(roomy.ram.experts, 0u);
+  const Placement whole = PlaceModel(sizes, machine, {.context = 8192, .split_layers = SplitLayers::kNever}, false);
+  for (const LayerPlace& layer : whole.layers) EXPECT_TRUE(layer.vram_parts.empty());
+  EXPECT_TRUE(whole.feasible);
+}
+
 // A layer of the 122B is 1.42 GiB: of 64 GiB it may stay free, of 24 GiB not.
 TEST(Placement, LayersAreSplitWhereMuchOfADeviceWouldBeEmpty) {
   const ModelSizes sizes = test::SizesOf("qwen3.5-122b");
