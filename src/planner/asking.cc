@@ -96,6 +96,7 @@ class Asker {
       const std::uint64_t total = placement.devices[d].Total(), capacity = machine_.devices[d].memory_bytes;
       over = std::max(over, total > capacity ? total - capacity : 0);
     }
+    placement.ram.compute = heard.host;
     return over;
   }
 
@@ -142,7 +143,7 @@ class Asker {
       const bool was_heard = Heard(placement) != nullptr;
       const auto over = Settle(placement);
       if (!over) break;
-      if (*over == 0) return std::move(placement);
+      if (*over == 0 && placement.ram.Total() <= machine_.ram_bytes) return std::move(placement);
       if (!was_heard) add(filling, *Heard(placement));
     }
     return best;

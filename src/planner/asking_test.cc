@@ -95,7 +95,8 @@ TEST(Asking, ADeviceThatIsHereIsFilledInTheWayThatHoldsMost) {
           others || (pattern.contains('(') && !pattern.contains("(ffn_down_exps)") && pattern.contains("ffn_gate"));
     }
     const std::uint64_t compute = (300 + (down_alone ? 150 : 0) + (others ? 9 : 0)) * kMib;
-    return std::vector<LaidOut>{{.buffer_type = "GPU", .compute_bytes = compute}};
+    return std::vector<LaidOut>{{.buffer_type = "GPU", .compute_bytes = compute},
+                                {.buffer_type = "CPU", .compute_bytes = request.overrides.size() * kMib}};
   };
   std::uint64_t gained = 0;
   for (std::uint64_t mib = 8000; mib < 10'000; mib += 137) {
@@ -110,8 +111,9 @@ TEST(Asking, ADeviceThatIsHereIsFilledInTheWayThatHoldsMost) {
     EXPECT_LE(asked, 16 + 16 + 1);
     // What is counted is what this layout was heard to take.
     const Wiring wiring = WirePlacement(sizes, machine, wish.run, place, "m.gguf", {});
-    EXPECT_EQ(place.devices[0].compute,
-              ask(LayoutRequestOf(sizes, machine, wish.run, place, wiring, "m.gguf"))->at(0).compute_bytes);
+    const auto heard = ask(LayoutRequestOf(sizes, machine, wish.run, place, wiring, "m.gguf"));
+    EXPECT_EQ(place.devices[0].compute, heard->at(0).compute_bytes);
+    EXPECT_EQ(place.ram.compute, heard->at(1).compute_bytes);
     // Splits that need 150 MiB more hold less, and are left alone.
     EXPECT_LT(place.devices[0].compute, 400 * kMib) << mib;
     EXPECT_LT(mib * kMib - place.devices[0].Total(), 40 * kMib) << mib;  // a tensor has 108 MiB
