@@ -159,6 +159,7 @@ int AnsweringChild::End(int grace_ms) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       continue;
     }
+    ended_by_us_ = true;
     ::kill(pid_, SIGKILL);
     ::waitpid(pid_, &status, 0);
     break;
@@ -190,13 +191,14 @@ Result<std::string> AnsweringChild::Ask(std::string_view question, const std::fu
     outcome.stopped = !keep_going();
     if (outcome.timed_out || outcome.stopped) break;
   }
-  // What it said last is in the pipe by the time it has closed the other.
-  while (!outcome.stopped && err_.read >= 0) {
+  outcome.status = status_ = End(open ? 0 : 1000);  // one that closed its end is about to
+  // What it said last is in the pipe, no more than that holds.
+  for (std::size_t before = 0; err_.read >= 0 && before <= kMostBytes; before += 4096) {
     pollfd last{err_.read, POLLIN, 0};
-    if (::poll(&last, 1, 100) <= 0 || !Drain(err_.read, outcome.err)) break;
+    if (::poll(&last, 1, 0) <= 0 || !Drain(err_.read, outcome.err)) break;
   }
-  outcome.status = End(open ? 0 : 1000);  // one that closed its end is about to
   if (outcome.stopped) return Fail(FaultCode::kLocal, "interrupted");
+  if (!open && ended_by_us_) return Fail(FaultCode::kLocal, "{} closed its output unasked", command_.argv[0]);
   return Fail(FaultCode::kLocal, "{}", outcome.LastWords());
 }
 

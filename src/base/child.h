@@ -48,6 +48,8 @@ class AnsweringChild {
   // did not answer within the command's timeout_s, or `keep_going`, asked ten times a second, said no; it is ended
   // then.
   Result<std::string> Ask(std::string_view question, const std::function<bool()>& keep_going);
+  // The signal that ended it while it was asked, not ours; 0: none.
+  int signal() const { return ended_by_us_ || status_ <= 128 ? 0 : status_ - 128; }
 
  private:
   explicit AnsweringChild(ChildCommand command) : command_(std::move(command)) {}
@@ -55,6 +57,8 @@ class AnsweringChild {
 
   const ChildCommand command_;
   int pid_ = 0;  // 0: it has ended
+  int status_ = 0;
+  bool ended_by_us_ = false;
   int socket_ = -1;
   ChildPipe err_;
 };

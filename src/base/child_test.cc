@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <csignal>
 #include <string>
 #include <string_view>
 
@@ -97,7 +98,21 @@ TEST(AnsweringChild, OneThatEndsSaysHowAndIsAskedInVain) {
   const auto dead = (*child)->Ask("die", kAlways);
   ASSERT_FALSE(dead);
   EXPECT_TRUE(dead.error().text.contains("signal 6") && dead.error().text.contains("gone")) << dead.error().text;
+  EXPECT_EQ((*child)->signal(), SIGABRT);
   EXPECT_FALSE((*child)->Ask("one", kAlways));
+}
+
+TEST(AnsweringChild, OneThatFloodsItsErrorsOrClosesItsOutputIsEnded) {
+  ChildCommand flood = Shell("exec yes flood >&2");
+  flood.timeout_s = 1;
+  const auto flooded = AnsweringChild::Start(flood).value()->Ask("one", kAlways);
+  ASSERT_FALSE(flooded);
+  EXPECT_TRUE(flooded.error().text.contains("not done after 1 s")) << flooded.error().text;
+  const auto closed = AnsweringChild::Start(Shell("exec >&- <&-; exec sleep 600")).value();
+  const auto silent = closed->Ask("one", kAlways);
+  ASSERT_FALSE(silent);
+  EXPECT_TRUE(silent.error().text.contains("closed its output")) << silent.error().text;
+  EXPECT_EQ(closed->signal(), 0);
 }
 
 TEST(AnsweringChild, OneThatHangsIsEnded) {

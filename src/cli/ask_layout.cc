@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <format>
 #include <fstream>
@@ -12,10 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/byte_size.h"
 #include "base/child.h"
 #include "cli/beside.h"
 #include "cli/interrupt.h"
 #include "gguf/gguf_writer.h"
+#include "worker/byte_size.h"
 
 namespace linkcpp {
 namespace {
@@ -67,10 +70,17 @@ class LayoutAsker {
       ASSIGN_OR_RETURN(child_, AnsweringChild::Start(CommandFor(request.devices)));
       devices_ = request.devices;
     }
-    const auto answer = child_->Ask(ToJson(request), InterruptGuard::KeepGoing);
-    if (answer) return ParseLaidOut(*answer);
-    child_.reset();  // libllama aborted, say
-    return std::unexpected(answer.error());
+    if (request.host_state_bytes > AvailableMemory() / 2) {
+      return Fail(FaultCode::kLocal, "libllama would get {} for states here to answer",
+                  BinarySizeText(request.host_state_bytes));
+    }
+    const auto line = child_->Ask(ToJson(request), InterruptGuard::KeepGoing);
+    auto answer = line ? ParseLaidOut(*line) : std::unexpected(line.error());
+    if (answer || answer.error().code == FaultCode::kRefused) return answer;
+    const int signal = child_->signal();
+    child_.reset();
+    if (signal != SIGABRT && signal != SIGSEGV) return answer;
+    return Fail(FaultCode::kRefused, "{}", answer.error().text);  // as it would in llama-server
   }
   static ChildCommand CommandFor(const std::vector<PlannedDevice>& devices) {
     ChildCommand command{.argv = {ProgramBeside("linkcpp-layout"), "-"}, .timeout_s = kTimeoutS};

@@ -2,18 +2,21 @@
 #pragma once
 
 #include <csignal>
+#include <cstddef>
+#include <iterator>
 
 namespace linkcpp {
 
-// While it lives, SIGINT and SIGTERM set a flag instead of ending the program. One at a time.
+// While it lives, SIGINT, SIGTERM and SIGHUP (its terminal is closed) set a flag instead of ending the program. One at
+// a time.
 class InterruptGuard {
  public:
-  InterruptGuard() : old_int_(std::signal(SIGINT, &OnSignal)), old_term_(std::signal(SIGTERM, &OnSignal)) {
+  InterruptGuard() {
     interrupted_ = 0;
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) old_[i] = std::signal(kSignals[i], &OnSignal);
   }
   ~InterruptGuard() {
-    std::signal(SIGINT, old_int_);
-    std::signal(SIGTERM, old_term_);
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) std::signal(kSignals[i], old_[i]);
   }
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
@@ -23,8 +26,8 @@ class InterruptGuard {
  private:
   static void OnSignal(int) { interrupted_ = 1; }
   static inline volatile std::sig_atomic_t interrupted_ = 0;
-  void (*old_int_)(int);
-  void (*old_term_)(int);
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+  void (*old_[std::size(kSignals)])(int);
 };
 
 }  // namespace linkcpp

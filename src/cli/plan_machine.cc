@@ -92,6 +92,7 @@ Result<void> ReadDevices(const MachineWish& wish, const ModelSizes& sizes, Machi
   const char* const rate_from = wish.vram_rate ? "--vram-rate" : "assumed, see --vram-rate";
   if (wish.vram == "none") {
     assumptions.emplace_back("no device: the CPU computes everything (--vram none)");
+    machine.has_other_devices = true;  // there may be some
     return {};
   }
   std::vector<DeviceInfo> here;
@@ -130,6 +131,9 @@ Result<void> ReadDevices(const MachineWish& wish, const ModelSizes& sizes, Machi
       return {};
     }
   }
+  machine.has_other_devices = std::ranges::any_of(here, [&](const DeviceInfo& info) {
+    return !std::ranges::contains(machine.devices, info.name, &FastDevice::name);
+  });
   for (const FastDevice& device : machine.devices) {
     assumptions.push_back(std::format("{}: {} ({}), read at {:.0f} GB/s ({}), {:.0f} Tflop/s (assumed)", device.name,
                                       BinarySizeText(device.memory_bytes), wish.vram.empty() ? "free now" : "--vram",

@@ -14,8 +14,9 @@ namespace {
 constexpr int kMostRounds = 16;
 
 // What the answer says beyond the weights and caches that the tensors tell.
-ComputeBuffers BuffersOf(const std::vector<LaidOut>& answer, const ModelSizes& sizes, const Machine& machine,
-                         const Placement& placement, std::uint64_t& excess) {
+// kMalformed: an answer that leaves out a device with layers.
+Result<ComputeBuffers> BuffersOf(const std::vector<LaidOut>& answer, const ModelSizes& sizes, const Machine& machine,
+                                 const Placement& placement, std::uint64_t& excess) {
   ComputeBuffers buffers;
   LaidOut host;
   for (const LaidOut& one : answer) {
@@ -34,6 +35,9 @@ ComputeBuffers BuffersOf(const std::vector<LaidOut>& answer, const ModelSizes& s
   for (std::size_t d = 0; d < machine.devices.size(); ++d) {
     const auto found = std::ranges::find(answer, machine.devices[d].name, &LaidOut::buffer_type);
     const bool used = found != answer.end() && d < placement.devices.size();
+    if (!used && placement.device_layers[d] > 0) {
+      return Fail(FaultCode::kMalformed, "the answer does not count {}", machine.devices[d].name);
+    }
     buffers.devices.push_back(used ? add_up(*found, placement.devices[d].Weights() + placement.devices[d].Caches())
                                    : 0);
   }
@@ -58,13 +62,15 @@ class Asker {
       known_.optimistic = round > 0;  // the estimate is mostly right, and then one question is enough
       Placement placement = PlaceModel(sizes_, machine_, options_, true, known_);
       const bool asked_before = Heard(placement) != nullptr;
+      const std::uint64_t rest = LeastRest(placement);
       ASSIGN_OR_RETURN(const std::uint64_t over, Settle(placement));
-      if (!asked_before) continue;
+      if (!asked_before) continue;  // it was placed by other buffers
       if (over == 0) {
         known_.optimistic = false;
         return FillBetter(std::move(placement));
       }
-      known_.margin_bytes += over;  // it was placed by what is known of others like it: the next is smaller
+      // It was placed by what is known of others like it, and had that much room: the next is smaller.
+      known_.margin_bytes = std::max(known_.margin_bytes, rest) + over;
     }
     known_.optimistic = false;
     exact = false;
@@ -78,6 +84,15 @@ class Asker {
     return KeyOf(sizes_, options_, placement.n_gpu_layers, placement.offloads, placement.DeviceExpertBytes(),
                  placement.SplitHash());
   }
+  // Of the fullest device, as it was placed; none: 0.
+  std::uint64_t LeastRest(const Placement& placement) const {
+    std::uint64_t least = UINT64_MAX;
+    for (std::size_t d = 0; d < placement.devices.size() && placement.n_gpu_layers > 0; ++d) {
+      const std::uint64_t total = placement.devices[d].Total(), capacity = machine_.devices[d].memory_bytes;
+      if (!machine_.devices[d].left_out) least = std::min(least, capacity > total ? capacity - total : 0);
+    }
+    return least == UINT64_MAX ? 0 : least;
+  }
   const ComputeBuffers* Heard(const Placement& placement) const { return known_.Find(Key(placement)); }
 
   // Asks about exactly this layout unless that was done. By how much the fullest device is too small for it.
@@ -87,7 +102,8 @@ class Asker {
       ASSIGN_OR_RETURN(const std::vector<LaidOut> answer,
                        ask_(LayoutRequestOf(sizes_, machine_, options_, placement, wiring, model_path_)));
       ++questions_;
-      known_.Add(Key(placement), BuffersOf(answer, sizes_, machine_, placement, excess_bytes_));
+      ASSIGN_OR_RETURN(ComputeBuffers buffers, BuffersOf(answer, sizes_, machine_, placement, excess_bytes_));
+      known_.Add(Key(placement), std::move(buffers));
     }
     const ComputeBuffers& heard = *Heard(placement);
     std::uint64_t over = 0;
@@ -108,9 +124,11 @@ class Asker {
     constexpr std::size_t kKinds = 3;
     constexpr int kMostQuestions = 16;  // 0.05 s each on the 122B
     constexpr std::uint64_t kWorth = 1 << 20;
+    constexpr std::uint64_t kMostState = 256 << 20;  // on the CPU, which libllama gets and clears for every answer
     bool fills = false;
     for (const FastDevice& device : machine_.devices) fills = fills || IsFilled(options_, device);
-    if (!fills || !best.feasible || !best.offloads || best.n_gpu_layers == 0) return best;
+    if (!fills || !best.feasible || !best.offloads || best.n_gpu_layers == 0 || best.ram.state > kMostState)
+      return best;
     RunOptions whole_layers = options_;
     whole_layers.split_layers = SplitLayers::kNever;
     Placement whole = PlaceModel(sizes_, machine_, whole_layers, true, known_);
@@ -125,9 +143,9 @@ class Asker {
       KnownBuffers known;
       known.Add(Key(best), buffers);
       Placement other = PlaceModel(sizes_, machine_, options_, true, known, filling);
-      // A layer that the CPU would run instead has to be worth it.
-      const std::uint64_t worth = other.n_gpu_layers < best.n_gpu_layers ? best.DeviceBytes() / 1000 : kWorth;
-      if (other.feasible && other.DeviceBytes() > best.DeviceBytes() + worth)
+      // What every token reads is not traded for experts.
+      if (other.feasible && other.n_gpu_layers >= best.n_gpu_layers &&
+          other.DeviceBytes() > best.DeviceBytes() + kWorth)
         candidates.push_back({filling, std::move(other)});
     };
     const ComputeBuffers least = known_.LeastLike(Key(best));

@@ -1,5 +1,6 @@
 #include "planner/layout.h"
 
+#include <algorithm>
 #include <glaze/glaze.hpp>
 
 namespace linkcpp {
@@ -42,10 +43,18 @@ std::string RefusalJson(std::string_view why) {
 }
 Result<std::vector<LaidOut>> ParseLaidOut(std::string_view json) {
   if (json.starts_with('{')) {
-    ASSIGN_OR_RETURN(const Refusal refusal, Read<Refusal>(json, "an account of buffers"));
-    return Fail(FaultCode::kRefused, "{}", refusal.refused);
+    const auto refusal = Read<Refusal>(json, "an account of buffers");
+    return Fail(refusal ? FaultCode::kRefused : FaultCode::kMalformed, "{}",
+                refusal ? refusal->refused : refusal.error().text);
   }
-  return Read<std::vector<LaidOut>>(json, "an account of buffers");
+  auto laid_out = Read<std::vector<LaidOut>>(json, "an account of buffers");
+  if (!laid_out) return Fail(FaultCode::kMalformed, "{}", laid_out.error().text);
+  constexpr std::uint64_t kMost = 1ull << 50;
+  for (const LaidOut& one : *laid_out) {
+    if (std::max({one.model_bytes, one.context_bytes, one.compute_bytes}) > kMost)
+      return Fail(FaultCode::kMalformed, "an account of buffers with {} of a petabyte", one.buffer_type);
+  }
+  return laid_out;
 }
 
 }  // namespace linkcpp

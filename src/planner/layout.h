@@ -28,7 +28,8 @@ struct LayoutRequest {
   std::uint32_t n_context = 0, n_seq_max = 1, n_ubatch = 512;
   std::string kv_type = "f16";  // f16, q8_0, q4_0
   bool flash_attention = true;
-  bool repack = true;  // false: llama.cpp's --no-repack
+  bool repack = true;                  // false: llama.cpp's --no-repack
+  std::uint64_t host_state_bytes = 0;  // recurrent state on the CPU, which libllama really gets in order to answer
 
   friend bool operator==(const LayoutRequest&, const LayoutRequest&) = default;
 };
@@ -39,7 +40,8 @@ struct LaidOut {
   std::uint64_t model_bytes = 0, context_bytes = 0, compute_bytes = 0;
 };
 
-// One line each. kRefused: not such an object; of an answer that is a refusal, its words.
+// One line each. kRefused: not such a request; of an answer that is a refusal, its words. kMalformed: not such an
+// answer.
 std::string ToJson(const LayoutRequest& request);
 Result<LayoutRequest> ParseLayoutRequest(std::string_view json);
 std::string ToJson(const std::vector<LaidOut>& laid_out);

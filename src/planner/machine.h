@@ -19,6 +19,7 @@ struct FastDevice {
   double read_gbs = 0;
   double tflops = 0;                     // of matrix products in a prompt
   bool here = false;                     // a device of this machine, under ggml's name; else one that is only planned
+  bool left_out = false;                 // holds nothing, and llama.cpp is told not to use it (WithoutUselessDevices)
   std::vector<ExpertKind> refuses = {};  // that it does not compute with, so that llama.cpp would leave them in RAM
 };
 
@@ -47,6 +48,7 @@ struct BatchRates {
 };
 
 struct Machine {
+  bool has_other_devices = false;   // beside `devices`, here, which llama.cpp has to be told not to use
   std::vector<FastDevice> devices;  // in llama.cpp's order; empty: the CPU does everything
   std::uint64_t ram_bytes = 0;      // what the plan may use
   double ram_gbs = 0;               // plain reading

@@ -4,8 +4,10 @@
 #include <array>
 #include <format>
 #include <functional>
+#include <optional>
 #include <ranges>
 #include <string>
+#include <utility>
 
 #include "planner/fill_room.h"
 
@@ -22,13 +24,16 @@ class Placer {
     for (std::uint32_t i = 0; i < sizes.layers.size(); ++i) {
       if (sizes.layers[i].expert_bytes > 0) moe_.push_back(i);
     }
+    for (std::size_t d = 0; d < machine.devices.size(); ++d) {
+      if (!machine.devices[d].left_out) last_device_ = d;
+    }
   }
 
   Placement Run() {
     const auto n_layers = static_cast<std::uint32_t>(sizes_.layers.size());
     const std::uint32_t most = std::min(n_layers + 1, options_.max_gpu_layers.value_or(n_layers + 1));
     bool on_devices = false;
-    if (!machine_.devices.empty()) {
+    if (last_device_) {
       // All layers on the devices with as many layers' experts as fit; else fewer layers and no experts.
       for (std::size_t keep = moe_.size() + 1; keep-- > 0 && !on_devices;) {
         on_devices = Try(most, keep);
@@ -74,7 +79,7 @@ class Placer {
     return known_.optimistic ? estimate / 4 * 3 : estimate;
   }
   std::uint64_t DeviceCompute(std::size_t d, std::uint64_t device_experts) const {
-    const bool has_output = d + 1 == machine_.devices.size();
+    const bool has_output = d == last_device_;
     return Compute(
         device_experts, [d](const ComputeBuffers& buffers) { return buffers.devices[d]; },
         GpuComputeBytes(sizes_, options_, has_output, place_.offloads));
@@ -109,9 +114,10 @@ class Placer {
     }
     std::uint32_t il = first;
     for (std::size_t d = 0; d < machine_.devices.size(); ++d) {
+      if (machine_.devices[d].left_out) continue;
       Held& held = place_.devices[d];
       held.reserve = kDeviceReserveBytes;
-      const bool last = d + 1 == machine_.devices.size();
+      const bool last = d == last_device_;
       held.compute = DeviceCompute(d, kept_bytes);
       if (last) held.backbone = sizes_.output_bytes;
       for (; il < n_layers; ++il) {
@@ -136,20 +142,20 @@ class Placer {
       if (last) {
         place_.output_device = static_cast<int>(d);
         ++place_.device_layers[d];
-        if (il < n_layers || held.Total() > Capacity(d)) return false;
+        if (il < n_layers) return false;
       }
+      if (held.Total() > Capacity(d)) return false;  // without any layer it has a compute buffer too
     }
     return true;
   }
 
   // Single tensors of the layers on devices whose experts did not fit. Where a device is to be filled, a few whole
-  // layers fewer with tensors in their place may do it better, since more sums can be reached; and where no layer is
-  // whole, fewer layers.
+  // layers fewer with tensors in their place may do it better, since more sums can be reached.
   void FillDevices(std::uint32_t ngl, std::size_t keep) {
     constexpr std::uint64_t kFull = 1 << 20;
     if (!AnyDevice([this](std::size_t d) { return HasRoomForParts(d); })) return;
     const bool fills = AnyDevice([this](std::size_t d) { return IsFilled(options_, machine_.devices[d]); });
-    const std::size_t tradable = keep == 0 ? ngl - 1 : fills ? keep : 0;
+    const std::size_t tradable = fills ? keep : 0;
     if (filling_) {
       if (filling_->fewer_layers <= tradable) FillWith(*filling_, ngl, keep);
       return;
@@ -157,24 +163,24 @@ class Placer {
     Placement best = place_;
     for (std::size_t fewer = 0; fewer <= std::min(kMostFewerLayers, tradable); ++fewer) {
       if (!FillWith({.fewer_layers = fewer}, ngl, keep)) continue;
-      // A layer that the CPU would run instead has to be worth it.
-      const std::uint64_t bytes = best.DeviceBytes(), worth = keep > 0 ? 0 : bytes / 1000;
-      if (place_.DeviceBytes() > bytes + worth) best = place_;
+      if (place_.DeviceBytes() > best.DeviceBytes()) best = place_;
       if (!AnyDevice([this](std::size_t d) { return Rest(d) >= kFull; })) break;
     }
     place_ = std::move(best);
   }
   bool FillWith(const Filling& filling, std::uint32_t ngl, std::size_t keep) {
-    const auto fewer = static_cast<std::uint32_t>(filling.fewer_layers);
-    if (fewer > 0 && !(keep > 0 ? Try(ngl, keep - fewer) : Try(ngl - fewer, 0))) return false;
+    const std::size_t whole = keep - filling.fewer_layers;
+    if (whole < keep && !Try(ngl, whole)) return false;
     for (std::size_t d = 0; d < machine_.devices.size(); ++d) {
-      if (HasRoomForParts(d)) FillWithParts(static_cast<int>(d), keep > 0 ? keep - fewer : 0, filling.first_kind);
+      if (!machine_.devices[d].left_out && HasRoomForParts(d))
+        FillWithParts(static_cast<int>(d), whole, filling.first_kind);
     }
     return true;
   }
   template <class Holds>
   bool AnyDevice(const Holds& holds) const {
-    return std::ranges::any_of(std::views::iota(std::size_t{0}, machine_.devices.size()), holds);
+    return std::ranges::any_of(std::views::iota(std::size_t{0}, machine_.devices.size()),
+                               [&](std::size_t d) { return !machine_.devices[d].left_out && holds(d); });
   }
   bool HasRoomForParts(std::size_t d) const {
     const FastDevice& device = machine_.devices[d];
@@ -301,6 +307,7 @@ class Placer {
   const KnownBuffers& known_;
   const std::optional<Filling> filling_;
   std::vector<std::uint32_t> moe_;
+  std::optional<std::size_t> last_device_;  // that is not left out; nullopt: none
   Placement place_;
 };
 
@@ -357,11 +364,40 @@ std::uint32_t GpuLayersArgument(const ModelSizes& sizes, const Placement& placem
   return placement.n_gpu_layers > 0 ? placement.n_gpu_layers + sizes.n_skipped_layers : 0;
 }
 
-std::vector<std::uint32_t> TensorSplitArgument(const ModelSizes& sizes, const Placement& placement) {
-  if (placement.device_layers.size() < 2 || placement.n_gpu_layers == 0) return {};
-  std::vector<std::uint32_t> split = placement.device_layers;
+std::vector<std::uint32_t> TensorSplitArgument(const ModelSizes& sizes, const Machine& machine,
+                                               const Placement& placement) {
+  std::vector<std::uint32_t> split;
+  for (std::size_t d = 0; d < machine.devices.size() && placement.n_gpu_layers > 0; ++d) {
+    if (!machine.devices[d].left_out) split.push_back(placement.device_layers[d]);
+  }
+  if (split.size() < 2) return {};
   split.back() += sizes.n_skipped_layers;
   return split;
+}
+
+Machine WithoutUselessDevices(const ModelSizes& sizes, const Machine& machine, const RunOptions& options) {
+  const auto worth = [&](const Machine& one) {
+    const Placement place = PlaceModel(sizes, one, options, true);
+    return std::pair(place.feasible, place.DeviceBytes());
+  };
+  Machine best = machine;
+  auto most = worth(best);
+  for (bool better = true; better;) {
+    better = false;
+    const Machine from = best;
+    for (std::size_t d = 0; d < machine.devices.size(); ++d) {
+      Machine fewer = from;
+      fewer.devices[d].left_out = true;
+      if (from.devices[d].left_out || std::ranges::all_of(fewer.devices, &FastDevice::left_out)) continue;
+      // One that makes no difference is left out too, but not before one that does.
+      const auto bytes = worth(fewer);
+      if (bytes < most || (bytes == most && better)) continue;
+      best = std::move(fewer);
+      most = bytes;
+      better = true;
+    }
+  }
+  return best;
 }
 
 Placement PlaceModel(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes,

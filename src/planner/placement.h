@@ -57,7 +57,8 @@ struct Placement {
 
 // llama.cpp's -ngl and -ts for it: prediction layers count among the last ones, though they are not loaded.
 std::uint32_t GpuLayersArgument(const ModelSizes& sizes, const Placement& placement);
-std::vector<std::uint32_t> TensorSplitArgument(const ModelSizes& sizes, const Placement& placement);  // one device: {}
+std::vector<std::uint32_t> TensorSplitArgument(const ModelSizes& sizes, const Machine& machine,
+                                               const Placement& placement);  // one device: {}
 
 // Ways to fill a device by single tensors: so many layers are not whole though they would fit, and the tensors of the
 // others are taken layer by layer, or kind by kind from this one on (of gate, up, down: 0, 1, 2).
@@ -72,6 +73,10 @@ struct Filling {
 // `filling`: exactly this one; default: layer by layer with as few layers less as fill a device.
 Placement PlaceModel(const ModelSizes& sizes, const Machine& machine, const RunOptions& options, bool use_nodes,
                      const KnownBuffers& known = {}, std::optional<Filling> filling = {});
+
+// The machine with those devices left out without which as much or more would lie on the others: llama.cpp gives each a
+// compute buffer, and the last one the output. By estimates; one device stays.
+Machine WithoutUselessDevices(const ModelSizes& sizes, const Machine& machine, const RunOptions& options);
 
 // Is this device to be filled to the last tensor?
 bool IsFilled(const RunOptions& options, const FastDevice& device);

@@ -149,6 +149,35 @@ TEST(Placement, ADeviceThatIsHereIsFilledOneThatIsPlannedKeepsItsLayersWhole) {
   EXPECT_LT(experts(SplitLayers::kNever), experts(SplitLayers::kAlways));
 }
 
+// llama.cpp gives every device a compute buffer, and the last one the output: a device that is too small for that would
+// keep the others from being used.
+TEST(Placement, ADeviceThatIsTooSmallIsLeftOutWhereverItStands) {
+  const ModelSizes sizes = test::SizesOf("qwen3-30b");
+  const FastDevice large{.name = "large", .memory_bytes = 12 * kGib, .read_gbs = 500, .tflops = 30};
+  const FastDevice small{.name = "small", .memory_bytes = 1 << 20, .read_gbs = 500, .tflops = 30};
+  Machine alone;
+  alone.ram_bytes = 128 * kGib;
+  alone.devices = {large};
+  const RunOptions options{.context = 8192};
+  const Placement best = PlaceModel(sizes, alone, options, false);
+  for (const auto& devices : {std::vector{large, small}, std::vector{small, large}, std::vector{small, large, small}}) {
+    Machine machine = alone;
+    machine.devices = devices;
+    const Machine used = WithoutUselessDevices(sizes, machine, options);
+    for (const FastDevice& device : used.devices) EXPECT_EQ(device.left_out, device.name == "small");
+    const Placement place = PlaceModel(sizes, used, options, false);
+    EXPECT_EQ(place.DeviceBytes(), best.DeviceBytes());
+    EXPECT_EQ(place.n_gpu_layers, best.n_gpu_layers);
+    EXPECT_TRUE(TensorSplitArgument(sizes, used, place).empty());
+  }
+  Machine both = alone;
+  both.devices = {large, large};
+  const Machine used = WithoutUselessDevices(sizes, both, options);
+  EXPECT_TRUE(std::ranges::none_of(used.devices, &FastDevice::left_out));
+  EXPECT_EQ(TensorSplitArgument(sizes, used, PlaceModel(sizes, used, options, false)).size(), 2u);
+  EXPECT_FALSE(WithoutUselessDevices(sizes, alone, options).devices[0].left_out);
+}
+
 // As a Vulkan device with a largest tensor: llama.cpp would quietly leave that one on the CPU.
 TEST(Placement, WhatADeviceDoesNotTakeStaysInRam) {
   const ModelSizes sizes = test::SizesOf("qwen3-30b");

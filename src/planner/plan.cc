@@ -183,9 +183,26 @@ std::optional<Placement> PlaceOnNodesFirst(const ModelSizes& sizes, const Machin
   return std::nullopt;
 }
 
+// Of several devices the smallest that turned out to hold no layer. false: there is none.
+bool LeaveOutIdle(Machine& machine, const Placement& placement) {
+  FastDevice* idle = nullptr;
+  std::size_t used = 0;
+  for (std::size_t d = 0; d < machine.devices.size(); ++d) {
+    FastDevice& device = machine.devices[d];
+    if (device.left_out) continue;
+    ++used;
+    const Held& held = placement.devices[d];
+    if (held.Weights() + held.Caches() > 0 || (idle != nullptr && idle->memory_bytes <= device.memory_bytes)) continue;
+    idle = &device;
+  }
+  if (used < 2 || idle == nullptr) return false;
+  idle->left_out = true;
+  return true;
+}
+
 }  // namespace
 
-Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& machine, const PlanWish& wish) {
+Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& whole_machine, const PlanWish& wish) {
   const RunOptions& options = wish.run;
   const std::size_t n_layers = sizes.layers.size();
   if (options.max_gpu_layers && *options.max_gpu_layers > n_layers + 1) {
@@ -204,8 +221,20 @@ Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& machine, const Pla
   }
   Plan plan;
   KnownBuffers known;
-  plan.placement =
-      PlaceAsking(sizes, machine, options, wish.model_path, wish.ask, known, plan.assumptions, plan.refusal);
+  Machine machine = WithoutUselessDevices(sizes, whole_machine, options);
+  for (bool done = false; !done;) {
+    known = {};
+    plan.assumptions.clear();
+    plan.placement =
+        PlaceAsking(sizes, machine, options, wish.model_path, wish.ask, known, plan.assumptions, plan.refusal);
+    done = !LeaveOutIdle(machine, plan.placement);
+  }
+  for (const FastDevice& device : machine.devices) {
+    if (!device.left_out) continue;
+    plan.assumptions.push_back(
+        std::format("{} is left out: it would hold nothing, or less than the buffers llama.cpp would have on it{}",
+                    device.name, device.here ? "" : "; name the others with -dev"));
+  }
   if (wish.force_nodes && !machine.nodes.empty()) {
     if (auto nodes_first = PlaceOnNodesFirst(sizes, machine, options, known)) {
       plan.placement = *std::move(nodes_first);

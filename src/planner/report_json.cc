@@ -89,7 +89,7 @@ std::string PlanJson(const ModelSizes& sizes, const Machine& machine, const Plan
         part.layers.push_back(sizes.layers[i].layer);
       }
     }
-    if (!part.layers.empty()) json.experts.push_back(std::move(part));
+    if (part.bytes > 0) json.experts.push_back(std::move(part));
   }
   if (plan.placement.feasible) {
     json.decode = ToJson(plan.prediction.decode);

@@ -47,6 +47,21 @@ std::string Override(std::span<const std::uint32_t> layers, bool all, std::strin
   return std::format(R"(blk\.{}\.ffn_.*_exps={})", NumberPattern(layers), where);
 }
 
+// llama.cpp's -dev: on devices that hold no layers it takes memory all the same, for prompts. "": those it finds; also
+// where devices are only planned, whose names are not known.
+std::string DevicesArgument(const Machine& machine, const Placement& placement) {
+  if (placement.n_gpu_layers == 0) return machine.devices.empty() && !machine.has_other_devices ? "" : "none";
+  bool leaves_out = machine.has_other_devices, are_here = true;
+  std::string names;
+  for (const FastDevice& device : machine.devices) {
+    leaves_out = leaves_out || device.left_out;
+    if (device.left_out) continue;
+    are_here = are_here && device.here;
+    names += (names.empty() ? "" : ",") + device.name;
+  }
+  return leaves_out && are_here ? names : "";
+}
+
 }  // namespace
 
 std::string NumberPattern(std::span<const std::uint32_t> ascending) {
@@ -98,8 +113,9 @@ Wiring WirePlacement(const ModelSizes& sizes, const Machine& machine, const RunO
   if (options.n_batch > kHostBatch) add("-b", std::to_string(options.n_batch));  // -ub is cut to it
   add("-ub", std::to_string(options.n_batch));
   add("-ngl", std::to_string(GpuLayersArgument(sizes, placement)));
+  if (const std::string devices = DevicesArgument(machine, placement); !devices.empty()) add("-dev", devices);
   std::string split;
-  for (const std::uint32_t n : TensorSplitArgument(sizes, placement)) {
+  for (const std::uint32_t n : TensorSplitArgument(sizes, machine, placement)) {
     split += (split.empty() ? "" : ",") + std::to_string(n);
   }
   if (!split.empty()) add("-ts", split);
@@ -167,11 +183,13 @@ LayoutRequest LayoutRequestOf(const ModelSizes& sizes, const Machine& machine, c
                         .n_ubatch = options.n_batch,
                         .kv_type = KvTypeName(options.kv),
                         .flash_attention = sizes.flash_attention,
-                        .repack = !std::ranges::contains(wiring.arguments, "--no-repack")};
+                        .repack = !std::ranges::contains(wiring.arguments, "--no-repack"),
+                        .host_state_bytes = placement.ram.state};
   for (const FastDevice& device : machine.devices) {
+    if (device.left_out || placement.n_gpu_layers == 0) continue;
     request.devices.push_back({.name = device.name, .memory_bytes = device.memory_bytes, .here = device.here});
   }
-  for (const std::uint32_t n : TensorSplitArgument(sizes, placement)) {
+  for (const std::uint32_t n : TensorSplitArgument(sizes, machine, placement)) {
     request.tensor_split.push_back(static_cast<float>(n));
   }
   for (const std::string& value : wiring.overrides) request.overrides.push_back(value.substr(0, value.rfind('=')));

@@ -185,7 +185,7 @@ def layout_program(folder, model):
     def ask(text):
         return subprocess.run([program, text], capture_output=True, text=True, env=dict(os.environ, GGML_NO_BACKTRACE="1"))
     request = {"model_path": model, "devices": [{"name": "GPU 0", "memory_bytes": 1 << 36, "here": False}], "n_gpu_layers": 99, "tensor_split": [],
-               "overrides": ["exps"], "n_context": 4096, "n_seq_max": 1, "n_ubatch": 512, "kv_type": "f16", "flash_attention": True, "repack": True}
+               "overrides": ["exps"], "n_context": 4096, "n_seq_max": 1, "n_ubatch": 512, "kv_type": "f16", "flash_attention": True, "repack": True, "host_state_bytes": 0}
     answer = ask(json.dumps(request))
     buffers = {row["buffer_type"]: row for row in json.loads(answer.stdout)} if answer.returncode == 0 else {}
     check("GPU 0" in buffers and buffers["GPU 0"]["compute_bytes"] > 0, f"linkcpp-layout: {answer.returncode}: {sorted(buffers)} {answer.stderr.strip()[-200:]}")
@@ -193,6 +193,11 @@ def layout_program(folder, model):
                              ({"devices": [{"name": "Matrix9", "memory_bytes": 1, "here": True}]}, "Matrix9")):
         refused = ask(json.dumps({**request, **change}))
         check(refused.returncode == 1 and expected in refused.stderr and refused.stderr.count("\n") == 1, f"linkcpp-layout {change}: {refused.stderr.strip()}")
+    lines = [json.dumps(request), json.dumps({**request, "model_path": "/none.gguf"}), json.dumps({**request, "n_context": 8192})]
+    several = subprocess.run([program, "-"], input="\n".join(lines) + "\n", capture_output=True, text=True)
+    answers = [json.loads(line) for line in several.stdout.splitlines()]
+    check(several.returncode == 0 and len(answers) == 3 and answers[0] == json.loads(answer.stdout) and "libllama does not load it" in answers[1]["refused"]
+          and [row["context_bytes"] for row in answers[2]] != [row["context_bytes"] for row in answers[0]], f"linkcpp-layout -: {several.returncode} {several.stdout[-300:]}")
     other = os.path.join(folder, "other.gguf")
     with open(model, "rb") as file:  # the directory of tensors names no architecture
         header = file.read(64 << 20)
@@ -209,6 +214,21 @@ def layout_program(folder, model):
     done = subprocess.run([os.path.join(alone, "linkcpp"), "plan", "-m", model, "--ram-rate", "40", "--json"], capture_output=True, text=True)
     lines = json.loads(done.stdout)["assumptions"] if done.returncode == 0 else []
     check(any(line.startswith("compute buffers are estimated: ") and "linkcpp-layout" in line for line in lines), f"without linkcpp-layout: {done.returncode} {lines}")
+    # Other programs in its place: each is named as the reason, the plan is an estimate, and nothing stays behind.
+    fake = os.path.join(alone, "linkcpp-layout")
+    before = set(glob.glob(os.path.join(tempfile.gettempdir(), "linkcpp-*")))
+    for script, expected in (("exit 3", "exit status 3"), ("echo nonsense; cat > /dev/null", "not an account of buffers"), ("echo '[]'; cat > /dev/null", "does not count"),
+                             ("echo oh >&2; kill -ABRT $$", "signal 6 (Aborted); its last words: oh"), ("exec <&- >&-; exec sleep 60", "closed its output"),
+                             ("while read line; do echo '{\"refused\": \"no such thing\"}'; done", "no such thing")):
+        with open(fake, "w") as file:
+            file.write("#!/bin/sh\n" + script + "\n")
+        os.chmod(fake, 0o755)
+        done = subprocess.run([os.path.join(alone, "linkcpp"), "plan", "-m", model, "--ram-rate", "40", "--ram", "90GiB", "--vram", "8GiB", "--json"], capture_output=True, text=True,
+                              timeout=60)
+        lines = json.loads(done.stdout)["assumptions"] if done.returncode == 0 else []
+        check(any(line.startswith("compute buffers are estimated: ") and expected in line for line in lines), f"linkcpp-layout that does '{script}': {done.returncode} {lines} {done.stderr}")
+    left = set(glob.glob(os.path.join(tempfile.gettempdir(), "linkcpp-*"))) - before
+    check(not left, f"left behind: {left}")
 
 
 def bad_input(folder, good):
