@@ -25,7 +25,8 @@ constexpr std::array kOptions{Names{"-c", "--ctx-size", ""},       Names{"-np", 
                               Names{"-ts", "--tensor-split", ""},  Names{"-ot", "--override-tensor", ""},
                               Names{"-fa", "--flash-attn", ""},    Names{"-ctk", "--cache-type-k", ""},
                               Names{"-ctv", "--cache-type-v", ""}, Names{"-fit", "--fit", ""},
-                              Names{"--no-repack", "-nr", ""}};
+                              Names{"--no-repack", "-nr", ""},     Names{"-dev", "--device", ""},
+                              Names{"-b", "--batch-size", ""}};
 
 const Names* NamesOf(std::string_view word) {
   if (word.empty()) return nullptr;
@@ -89,7 +90,13 @@ Result<AutoPlan> PlanForServe(const std::string& model_path, const std::string& 
   MachineWish machine_wish;
   machine_wish.nodes = nodes;
   std::vector<std::string> assumptions;
-  ASSIGN_OR_RETURN(const Machine machine, ReadMachine(machine_wish, model, sizes, assumptions));
+  ASSIGN_OR_RETURN(Machine machine, ReadMachine(machine_wish, model, sizes, assumptions));
+  if (const auto devices = Value(user_arguments, "-dev")) {
+    const auto is_other = [&](const FastDevice& device) {
+      return !std::format(",{},", *devices).contains(std::format(",{},", device.name));
+    };
+    machine.has_other_devices = std::erase_if(machine.devices, is_other) > 0 || machine.has_other_devices;
+  }
   if (own_context) wish.run.context = sizes.context_length;
   wish.ask = MakeLayoutAsker(model);
   ASSIGN_OR_RETURN(Plan plan, MakePlan(sizes, machine, wish));

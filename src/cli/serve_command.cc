@@ -56,7 +56,8 @@ struct Options {
   int wait_coverage_s = -1;
   bool no_backbone = false;
   bool automatic = false;  // plan for this machine, see cli/serve_auto.h
-  std::string nodes;       // nodes.json for that plan
+  bool experts_are_planned = false;
+  std::string nodes;  // nodes.json for that plan
   bool json = false;
   std::string program;  // argv[0], for the join line
   std::vector<std::string> host_arguments;
@@ -119,6 +120,7 @@ Result<HostOptions> PlanHost(const Options& options) {
                 options.host_binary);
   }
   host.binary = *binary;
+  host.experts_are_planned = options.experts_are_planned;
   host.plugin = options.plugin.empty() ? LibraryBeside("libggml-linkcpp.so") : options.plugin;
   if (!std::filesystem::exists(host.plugin)) {
     return Fail(FaultCode::kLocal, "the plug-in {} is not there: build it, or name it with --plugin", host.plugin);
@@ -308,6 +310,8 @@ void ApplyPlan(Options& options, const AutoPlan& plan) {
     words += std::format("{}={} ", name, value);
   }
   for (const std::string& argument : plan.arguments) words += argument + " ";
+  options.experts_are_planned =
+      std::ranges::contains(plan.arguments, "-ngl");  // else the user chose what is on devices
   options.host_arguments.insert(options.host_arguments.begin(), plan.arguments.begin(), plan.arguments.end());
   Say(options.json, event, "plan      {}\nuses      {}", plan.summary, words);
 }

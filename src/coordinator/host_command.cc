@@ -66,7 +66,7 @@ HostCommand MakeHostCommand(const HostOptions& options, std::span<const std::str
   command.arguments = {
       options.binary, "-m", options.model, "--host", options.api_host, "--port", std::to_string(options.api_port),
       "--no-warmup"};
-  if (UsesGpu(options, environment) && !PlacesExperts(options, environment)) {
+  if (UsesGpu(options, environment) && !PlacesExperts(options, environment) && !options.experts_are_planned) {
     command.arguments.insert(command.arguments.end(), {"-ot", std::string("exps=") + kBufferType});
   }
   command.arguments.insert(command.arguments.end(), options.user_arguments.begin(), options.user_arguments.end());

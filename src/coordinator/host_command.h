@@ -23,6 +23,7 @@ struct HostOptions {
   std::string local;     // "allow" | "deny"
   int wait_s = -1;       // LINKCPP_WAIT_S: how long the plug-in waits for coverage; below 0: its own default
   bool has_gpu = false;  // llama-server lists a GPU: by default it puts layers there
+  bool experts_are_planned = false;  // `user_arguments` say where all experts go; without an -ot all to the GPU
   std::vector<std::string> user_arguments;
 };
 

@@ -66,6 +66,9 @@ TEST(HostCommand, OnAGpuTheExpertsAreSentToUs) {
   EXPECT_FALSE(SendsExpertsToUs(options, {"-ngl", "99", "-ngl", "0"}));
   EXPECT_FALSE(SendsExpertsToUs(options, {}));
   EXPECT_FALSE(SendsExpertsToUs(options, {"-ngl", "99", "-ot", "exps=CPU"}));
+  options.experts_are_planned = true;
+  EXPECT_FALSE(SendsExpertsToUs(options, {"-ngl", "99"}));
+  options.experts_are_planned = false;
   options.has_gpu = true;  // it would be used without being asked for
   EXPECT_TRUE(SendsExpertsToUs(options, {}));
   EXPECT_TRUE(SendsExpertsToUs(options, {"-ngl", "auto"}));
