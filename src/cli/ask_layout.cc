@@ -66,13 +66,13 @@ class LayoutAsker {
 
  private:
   Result<std::vector<LaidOut>> AskOnce(const LayoutRequest& request) {
-    if (child_ == nullptr || devices_ != request.devices) {
-      ASSIGN_OR_RETURN(child_, AnsweringChild::Start(CommandFor(request.devices)));
-      devices_ = request.devices;
-    }
     if (request.host_state_bytes > AvailableMemory() / 2) {
       return Fail(FaultCode::kLocal, "libllama would get {} for states here to answer",
                   BinarySizeText(request.host_state_bytes));
+    }
+    if (child_ == nullptr || devices_ != request.devices) {
+      ASSIGN_OR_RETURN(child_, AnsweringChild::Start(CommandFor(request.devices)));
+      devices_ = request.devices;
     }
     const auto line = child_->Ask(ToJson(request), InterruptGuard::KeepGoing);
     auto answer = line ? ParseLaidOut(*line) : std::unexpected(line.error());

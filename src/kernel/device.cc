@@ -65,6 +65,16 @@ void SetThreads(ggml_backend_dev_t device, ggml_backend_t backend, int n_threads
   if (set != nullptr) set(backend, n_threads);
 }
 
+// The product that llama.cpp asks about before it places a tensor of experts; src[0] is that tensor.
+ggml_tensor* ExpertProduct(ggml_context* context, ggml_type type, std::int64_t n_in, std::int64_t n_out,
+                           std::int64_t n_experts, std::int64_t n_used) {
+  constexpr std::int64_t kTokens = 512;
+  ggml_tensor* weight = ggml_new_tensor_3d(context, type, n_in, n_out, n_experts);
+  ggml_tensor* rows = ggml_new_tensor_3d(context, GGML_TYPE_F32, n_in, n_used, kTokens);
+  ggml_tensor* ids = ggml_new_tensor_2d(context, GGML_TYPE_I32, n_used, kTokens);
+  return ggml_mul_mat_id(context, weight, rows, ids);
+}
+
 bool Takes(ggml_backend_dev_t device, ggml_backend_buffer_type_t buffer_type, ggml_tensor* weight,
            const ggml_tensor* product) {
   const GgmlBuffer empty(ggml_backend_buft_alloc_buffer(buffer_type, 0));  // a device may look at its type only
@@ -131,18 +141,15 @@ std::vector<DeviceInfo> Device::List() try {
 
 bool Device::TakesExperts(const std::string& name, std::uint32_t type, std::uint32_t n_in, std::uint32_t n_out,
                           std::uint32_t n_experts, std::uint32_t n_used) try {
-  constexpr std::int64_t kTokens = 512;  // as llama.cpp
   NullLog log;
   if (!EnsureBackends(DeviceOptions{}, log)) return true;
   const std::vector<ggml_backend_dev_t> devices = UsableDevices();
   const auto device = std::ranges::find(devices, name, ggml_backend_dev_name);
   if (device == devices.end()) return true;
   const GgmlContext context = NewContext(4);
-  ggml_tensor* weight = ggml_new_tensor_3d(context.get(), static_cast<ggml_type>(type), n_in, n_out, n_experts);
-  ggml_tensor* rows = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, n_in, n_used, kTokens);
-  ggml_tensor* ids = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, n_used, kTokens);
-  return Takes(*device, ggml_backend_dev_buffer_type(*device), weight,
-               ggml_mul_mat_id(context.get(), weight, rows, ids));
+  const ggml_tensor* product =
+      ExpertProduct(context.get(), static_cast<ggml_type>(type), n_in, n_out, n_experts, n_used);
+  return Takes(*device, ggml_backend_dev_buffer_type(*device), product->src[0], product);
 } catch (const std::exception&) {
   return true;
 }
@@ -177,12 +184,9 @@ ggml_backend_buffer_type_t GgmlDevice::ChooseWeightBuffer(ggml_type type, std::i
 ggml_backend_buffer_type_t GgmlDevice::ChooseWeightBufferFor(ggml_type type, std::int64_t n_in, std::int64_t n_out,
                                                              std::int64_t n_experts) const {
   constexpr std::int64_t kUsed = 8;
-  constexpr std::int64_t kTokens = 512;
   const GgmlContext context = NewContext(4);
-  ggml_tensor* weight = ggml_new_tensor_3d(context.get(), type, n_in, n_out, n_experts);
-  ggml_tensor* rows = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, n_in, kUsed, kTokens);
-  ggml_tensor* ids = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, kUsed, kTokens);
-  return FirstThatTakes(weight, ggml_mul_mat_id(context.get(), weight, rows, ids));
+  const ggml_tensor* product = ExpertProduct(context.get(), type, n_in, n_out, n_experts, kUsed);
+  return FirstThatTakes(product->src[0], product);
 }
 
 ggml_backend_buffer_type_t GgmlDevice::ChooseMatrixBuffer(ggml_type type, std::int64_t n_in, std::int64_t n_out) const {

@@ -376,6 +376,7 @@ std::vector<std::uint32_t> TensorSplitArgument(const ModelSizes& sizes, const Ma
 }
 
 Machine WithoutUselessDevices(const ModelSizes& sizes, const Machine& machine, const RunOptions& options) {
+  if (machine.devices.size() < 2) return machine;
   const auto worth = [&](const Machine& one) {
     const Placement place = PlaceModel(sizes, one, options, true);
     return std::pair(place.feasible, place.DeviceBytes());

@@ -66,7 +66,6 @@ inline constexpr std::size_t kMostFewerLayers = 4;
 struct Filling {
   std::size_t fewer_layers = 0;
   std::optional<std::size_t> first_kind = {};
-  friend bool operator==(const Filling&, const Filling&) = default;
 };
 
 // `use_nodes`: may experts go to machine.nodes? `known`: compute buffers someone asked about, used where they apply.

@@ -225,6 +225,7 @@ Result<Plan> MakePlan(const ModelSizes& sizes, const Machine& whole_machine, con
   for (bool done = false; !done;) {
     known = {};
     plan.assumptions.clear();
+    plan.refusal.clear();
     plan.placement =
         PlaceAsking(sizes, machine, options, wish.model_path, wish.ask, known, plan.assumptions, plan.refusal);
     done = !LeaveOutIdle(machine, plan.placement);
