@@ -214,12 +214,17 @@ Result<void> Registry::CheckModel(const AttachRequest& request) const {
 }
 
 // A spot check against damaged or swapped files, not a defence against a backbone that lies: that one harms itself
-// only.
+// only. One probe from each of n_probes equal parts of the layers, so that a file which differs from some layer on (a
+// download that was cut off and resumed from another file, layers trained on) is seen each time and not by luck: with
+// all four drawn freely, a file that differs in its second half got through once in sixteen times. What differs in
+// fewer layers is seen at admission, where the backbone compares every layer's canary rows with its own file's.
 std::vector<SlabProbe> Registry::PickProbes() {
   std::vector<SlabProbe> probes;
   const auto& layers = served_.model().moe_layers();
   for (std::size_t i = 0; i < options_.n_probes; ++i) {
-    const MoeLayer& layer = layers[probe_rng_.Below(layers.size())];
+    const std::size_t begin = i * layers.size() / options_.n_probes;
+    const std::size_t end = std::max((i + 1) * layers.size() / options_.n_probes, begin + 1);
+    const MoeLayer& layer = layers[begin + probe_rng_.Below(end - begin)];
     const ExpertTensor& tensor = layer.tensors[probe_rng_.Below(layer.tensors.size())];
     SlabProbe& probe = probes.emplace_back();
     probe.layer = layer.layer.value;

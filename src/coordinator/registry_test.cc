@@ -310,6 +310,14 @@ TEST_F(RegistryTest, AFileWithOneWrongSlabIsRefusedByName) {
   EXPECT_TRUE(registry_.Status().backbones.empty());
 }
 
+TEST_F(RegistryTest, EveryPartOfTheLayersIsProbed) {
+  for (int round = 0; round < 20; ++round) {
+    std::set<std::uint16_t> layers;
+    for (const SlabProbe& probe : registry_.Attach(Backbone(), caller_).value().wanted_probes) layers.insert(probe.layer);
+    EXPECT_THAT(layers, testing::ElementsAre(0, 1, 2, 3)) << "austen-moe has four layers, four slabs are asked for";
+  }
+}
+
 TEST_F(RegistryTest, ADataPortOpenToAllMustSpeakTls) {
   EXPECT_EQ(registry_.Attach(Backbone("192.0.2.1:5000"), caller_).error().code, FaultCode::kRefused);
   EXPECT_EQ(registry_.Attach(Backbone("0.0.0.0:5000"), caller_).error().code, FaultCode::kRefused);
