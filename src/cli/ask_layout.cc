@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <format>
 #include <fstream>
 #include <memory>
+#include <print>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -48,6 +50,29 @@ bool WriteBareHeader(const ModelFile& model, const std::string& path) {
   return file && ::truncate(path.c_str(), static_cast<off_t>(header.size() + writer.data_bytes())) == 0;
 }
 
+// A line on a terminal while many questions are asked, which goes away.
+class AskingLine {
+ public:
+  ~AskingLine() {
+    if (drawn_) std::print(stderr, "\r{:{}}\r", "", kText.size() + kDigits);
+  }
+  void Next() {
+    ++n_asked_;
+    if (::isatty(STDERR_FILENO) == 0 || std::chrono::steady_clock::now() - start_ < std::chrono::milliseconds(300))
+      return;
+    std::print(stderr, "\r{}{}", kText, n_asked_);
+    std::fflush(stderr);
+    drawn_ = true;
+  }
+
+ private:
+  static constexpr std::string_view kText = "asking llama.cpp how it would lay this out: ";
+  static constexpr std::size_t kDigits = 4;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  int n_asked_ = 0;
+  bool drawn_ = false;
+};
+
 // One linkcpp-layout for all questions: starting it takes as long as an answer.
 class LayoutAsker {
  public:
@@ -55,6 +80,7 @@ class LayoutAsker {
       : folder_(std::move(folder)), bare_(folder_.path() + "/header.gguf"), has_bare_(WriteBareHeader(model, bare_)) {}
 
   Result<std::vector<LaidOut>> Ask(const LayoutRequest& request) {
+    line_.Next();
     if (has_bare_) {
       LayoutRequest of_bare = request;
       of_bare.model_path = bare_;
@@ -99,6 +125,7 @@ class LayoutAsker {
   const bool has_bare_;
   std::unique_ptr<AnsweringChild> child_;
   std::vector<PlannedDevice> devices_;  // that it was asked about
+  AskingLine line_;
 };
 
 }  // namespace

@@ -79,7 +79,9 @@ Result<void> RunPlan(const PlanArguments& arguments) {
     wish.swarm.token_file = arguments.token_file;
     if (IsHere(machine_wish.swarm_url)) wish.swarm.data_listen = "127.0.0.1:0";
   }
-  ASSIGN_OR_RETURN(const Plan plan, MakePlan(sizes, machine, wish));
+  const auto made = MakePlan(sizes, machine, wish);
+  wish.ask = nullptr;  // its line on the terminal goes away
+  ASSIGN_OR_RETURN(const Plan plan, made);
   if (!InterruptGuard::KeepGoing()) return Fail(FaultCode::kGone, "interrupted");
   assumptions.append_range(plan.assumptions);
   std::print("{}", arguments.json ? PlanJson(sizes, machine, wish, plan, assumptions)

@@ -72,17 +72,20 @@ bool HasAmx() {
 #endif
 }
 
-// Which of the model's expert tensors a device does not compute with.
+// Which of the model's weights a device does not compute with.
 void FindRefused(const ModelSizes& sizes, FastDevice& device, std::vector<std::string>& assumptions) {
-  std::map<ExpertKind, std::pair<std::string, std::uint64_t>> kinds;  // one of them: name, bytes
+  std::map<WeightKind, std::pair<std::string, std::uint64_t>> kinds;  // one of them: name, bytes
   for (const LayerSizes& layer : sizes.layers) {
     for (const LayerSizes::ExpertPart& part : layer.expert_parts) kinds.try_emplace(part.kind, part.name, part.bytes);
+    for (const PlainMatrix& matrix : layer.matrices) kinds.try_emplace(matrix.kind, matrix.name, matrix.bytes);
   }
+  kinds.try_emplace(sizes.output.kind, sizes.output.name, sizes.output.bytes);
   for (const auto& [kind, example] : kinds) {
-    if (Device::TakesExperts(device.name, kind.type, kind.n_in, kind.n_out, kind.n_experts, kind.n_used)) continue;
+    if (Device::TakesWeight(device.name, kind.type, kind.n_in, kind.n_out, kind.n_experts, kind.n_used)) continue;
     device.refuses.push_back(kind);
-    assumptions.push_back(std::format("{} does not compute with {} in {} ({}): they stay in RAM", device.name,
-                                      example.first, TensorTypeName(kind.type), BinarySizeText(example.second)));
+    assumptions.push_back(std::format("{} does not compute with {} in {} ({}): {} in RAM", device.name, example.first,
+                                      TensorTypeName(kind.type), BinarySizeText(example.second),
+                                      kind.n_experts > 0 ? "they stay" : "that stays"));
   }
 }
 

@@ -65,10 +65,14 @@ void SetThreads(ggml_backend_dev_t device, ggml_backend_t backend, int n_threads
   if (set != nullptr) set(backend, n_threads);
 }
 
-// The product that llama.cpp asks about before it places a tensor of experts; src[0] is that tensor.
+// The products that llama.cpp asks about before it places a weight; src[0] is that weight.
+constexpr std::int64_t kTokens = 512;
+ggml_tensor* MatrixProduct(ggml_context* context, ggml_type type, std::int64_t n_in, std::int64_t n_out) {
+  ggml_tensor* weight = ggml_new_tensor_2d(context, type, n_in, n_out);
+  return ggml_mul_mat(context, weight, ggml_new_tensor_2d(context, GGML_TYPE_F32, n_in, kTokens));
+}
 ggml_tensor* ExpertProduct(ggml_context* context, ggml_type type, std::int64_t n_in, std::int64_t n_out,
                            std::int64_t n_experts, std::int64_t n_used) {
-  constexpr std::int64_t kTokens = 512;
   ggml_tensor* weight = ggml_new_tensor_3d(context, type, n_in, n_out, n_experts);
   ggml_tensor* rows = ggml_new_tensor_3d(context, GGML_TYPE_F32, n_in, n_used, kTokens);
   ggml_tensor* ids = ggml_new_tensor_2d(context, GGML_TYPE_I32, n_used, kTokens);
@@ -139,16 +143,17 @@ std::vector<DeviceInfo> Device::List() try {
   return {};
 }
 
-bool Device::TakesExperts(const std::string& name, std::uint32_t type, std::uint32_t n_in, std::uint32_t n_out,
-                          std::uint32_t n_experts, std::uint32_t n_used) try {
+bool Device::TakesWeight(const std::string& name, std::uint32_t type, std::uint32_t n_in, std::uint32_t n_out,
+                         std::uint32_t n_experts, std::uint32_t n_used) try {
   NullLog log;
   if (!EnsureBackends(DeviceOptions{}, log)) return true;
   const std::vector<ggml_backend_dev_t> devices = UsableDevices();
   const auto device = std::ranges::find(devices, name, ggml_backend_dev_name);
   if (device == devices.end()) return true;
   const GgmlContext context = NewContext(4);
-  const ggml_tensor* product =
-      ExpertProduct(context.get(), static_cast<ggml_type>(type), n_in, n_out, n_experts, n_used);
+  const auto ggml = static_cast<ggml_type>(type);
+  const ggml_tensor* product = n_experts > 0 ? ExpertProduct(context.get(), ggml, n_in, n_out, n_experts, n_used)
+                                             : MatrixProduct(context.get(), ggml, n_in, n_out);
   return Takes(*device, ggml_backend_dev_buffer_type(*device), product->src[0], product);
 } catch (const std::exception&) {
   return true;
@@ -190,11 +195,9 @@ ggml_backend_buffer_type_t GgmlDevice::ChooseWeightBufferFor(ggml_type type, std
 }
 
 ggml_backend_buffer_type_t GgmlDevice::ChooseMatrixBuffer(ggml_type type, std::int64_t n_in, std::int64_t n_out) const {
-  constexpr std::int64_t kTokens = 512;
   const GgmlContext context = NewContext(3);
-  ggml_tensor* weight = ggml_new_tensor_2d(context.get(), type, n_in, n_out);
-  ggml_tensor* rows = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, n_in, kTokens);
-  return FirstThatTakes(weight, ggml_mul_mat(context.get(), weight, rows));
+  const ggml_tensor* product = MatrixProduct(context.get(), type, n_in, n_out);
+  return FirstThatTakes(product->src[0], product);
 }
 
 ggml_backend_buffer_type_t GgmlDevice::FirstThatTakes(ggml_tensor* weight, const ggml_tensor* product) const {

@@ -42,11 +42,11 @@ class Device {
   static Result<std::unique_ptr<Device>> Open(const DeviceOptions& options, LogSink& log);
   static Result<DeviceInfo> Find(const std::string& name);  // which one Open would use, not started; as Open
   static std::vector<DeviceInfo> List();                    // loads the backends too; never our own plug-in's device
-  // Whether llama.cpp would let device `name` compute with a tensor of so many experts, of ggml type number `type`.
-  // Asked as it asks before it places one; a Vulkan device has a largest tensor, or no kernel for a type. true: no such
-  // device.
-  static bool TakesExperts(const std::string& name, std::uint32_t type, std::uint32_t n_in, std::uint32_t n_out,
-                           std::uint32_t n_experts, std::uint32_t n_used);
+  // Whether llama.cpp would let device `name` compute with a matrix of ggml type number `type`, or a tensor of so many
+  // experts (0: a matrix). Asked as it asks before it places one; a Vulkan device has a largest tensor, or no kernel
+  // for a type. true: no such device.
+  static bool TakesWeight(const std::string& name, std::uint32_t type, std::uint32_t n_in, std::uint32_t n_out,
+                          std::uint32_t n_experts, std::uint32_t n_used);
   virtual ~Device() = default;
 
   virtual const DeviceInfo& info() const = 0;

@@ -3,6 +3,7 @@
 // Figures only, each with where it came from left to whoever fills it in. GB/s are 10^9 bytes a second.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -20,7 +21,11 @@ struct FastDevice {
   double tflops = 0;                     // of matrix products in a prompt
   bool here = false;                     // a device of this machine, under ggml's name; else one that is only planned
   bool left_out = false;                 // holds nothing, and llama.cpp is told not to use it (WithoutUselessDevices)
-  std::vector<ExpertKind> refuses = {};  // that it does not compute with, so that llama.cpp would leave them in RAM
+  std::vector<WeightKind> refuses = {};  // that it does not compute with, so that llama.cpp would leave them in RAM
+
+  bool Takes(const WeightKind& kind) const { return !std::ranges::contains(refuses, kind); }
+  std::uint64_t RefusedBytes(const LayerSizes& layer) const;       // of all but its experts
+  std::uint64_t RefusedOutputBytes(const ModelSizes& sizes) const;
 };
 
 struct Node {

@@ -74,6 +74,7 @@ class Sizer {
       sizes_.output_bytes += sizes_.embedding_bytes;
       // Rows are looked up in the file's layout, so a packed output is a copy.
       if (const TensorInfo* embedding = model_.FindTensor("token_embd.weight")) {
+        sizes_.output = MatrixOf(*embedding);
         if (const auto growth = AmxGrowth(*embedding)) sizes_.output_amx_bytes += embedding->size_bytes + *growth;
       }
     }
@@ -95,6 +96,14 @@ class Sizer {
   }
   const TensorInfo* Find(std::uint32_t layer, std::string_view what) const {
     return model_.FindTensor(std::format("blk.{}.{}", layer, what));
+  }
+
+  static PlainMatrix MatrixOf(const TensorInfo& tensor) {
+    return {.name = tensor.name,
+            .bytes = tensor.size_bytes,
+            .kind = {.type = tensor.type,
+                     .n_in = static_cast<std::uint32_t>(tensor.ne[0]),
+                     .n_out = static_cast<std::uint32_t>(tensor.ne[1])}};
   }
 
   void ReadKeys() {
@@ -139,7 +148,11 @@ class Sizer {
       } else {
         sizes_.output_bytes += tensor.size_bytes;
         sizes_.output_amx_bytes += AmxGrowth(tensor).value_or(0);
-        if (tensor.name != "output.weight") output_norm_bytes_ += tensor.size_bytes;
+        if (tensor.name == "output.weight") {
+          sizes_.output = MatrixOf(tensor);
+        } else {
+          output_norm_bytes_ += tensor.size_bytes;
+        }
       }
     } else if (*layer >= sizes_.layers.size()) {
       sizes_.skipped_bytes += tensor.size_bytes;
@@ -149,6 +162,7 @@ class Sizer {
     } else {
       sizes_.layers[*layer].backbone_bytes += tensor.size_bytes;
       sizes_.layers[*layer].amx_bytes += AmxGrowth(tensor).value_or(0);
+      if (tensor.ne[1] > 1 && tensor.ne[2] == 1) sizes_.layers[*layer].matrices.push_back(MatrixOf(tensor));
     }
   }
 

@@ -21,15 +21,22 @@ struct SideCache {
   std::uint32_t tokens_per_cell = 1;
 };
 
-// What a device takes or does not: tensors of experts of one ggml type and shape.
-struct ExpertKind {
+// What a device takes or does not: weights of one ggml type and shape. n_experts 0: a plain matrix.
+struct WeightKind {
   std::uint32_t type = 0, n_in = 0, n_out = 0, n_experts = 0, n_used = 0;
-  friend auto operator<=>(const ExpertKind&, const ExpertKind&) = default;
+  friend auto operator<=>(const WeightKind&, const WeightKind&) = default;
+};
+
+struct PlainMatrix {
+  std::string name;  // "blk.3.attn_q.weight"
+  std::uint64_t bytes = 0;
+  WeightKind kind = {};
 };
 
 struct LayerSizes {
   std::uint32_t layer = 0;
   std::uint64_t backbone_bytes = 0;  // attention, norms, router, shared expert, a dense layer's FFN
+  std::vector<PlainMatrix> matrices;  // those of backbone_bytes that every token is multiplied with
   std::uint64_t amx_bytes = 0;       // by how much its matrices grow when ggml packs them for a processor with AMX
   std::uint64_t expert_bytes = 0;    // routed experts with biases and scales; 0: a dense layer
   std::uint64_t expert_elements = 0;
@@ -39,7 +46,7 @@ struct LayerSizes {
   struct ExpertPart {
     std::string name;
     std::uint64_t bytes = 0;
-    ExpertKind kind = {};  // of its weights
+    WeightKind kind = {};  // of its weights
   };
   std::vector<ExpertPart> expert_parts;
   std::uint32_t n_experts = 0, n_used = 0, n_ff_exp = 0;
@@ -68,6 +75,7 @@ struct ModelSizes {
   std::uint64_t n_tensors = 0;
   std::uint64_t embedding_bytes = 0;   // token_embd: stays in RAM, rows are looked up there
   std::uint64_t output_bytes = 0;      // the last matrix (a copy of token_embd when tied) and its norm
+  PlainMatrix output;                  // that matrix
   std::uint64_t output_amx_bytes = 0;  // by how much the output grows with AMX; all of it where embeddings are tied
   bool tied_embeddings = false;
   std::uint64_t skipped_bytes = 0;  // prediction blocks, which llama.cpp does not load

@@ -50,12 +50,14 @@ class Placer {
   }
 
  private:
-  std::uint64_t LayerBytes(const LayerSizes& layer) const {  // without its experts
-    return layer.backbone_bytes + KvBytes(sizes_, layer, options_) + StateBytes(layer, options_);
+  // Without its experts.
+  std::uint64_t LayerBytes(std::size_t d, const LayerSizes& layer) const {
+    return BackboneBytes(d, layer) + KvBytes(sizes_, layer, options_) + StateBytes(layer, options_);
   }
-  bool Takes(std::size_t d, const LayerSizes::ExpertPart& part) const {
-    return !std::ranges::contains(machine_.devices[d].refuses, part.kind);
+  std::uint64_t BackboneBytes(std::size_t d, const LayerSizes& layer) const {
+    return layer.backbone_bytes - machine_.devices[d].RefusedBytes(layer);
   }
+  bool Takes(std::size_t d, const LayerSizes::ExpertPart& part) const { return machine_.devices[d].Takes(part.kind); }
   bool TakesWhole(std::size_t d, std::uint32_t il) const {
     return std::ranges::all_of(sizes_.layers[il].expert_parts, [&](const auto& part) { return Takes(d, part); });
   }
@@ -119,15 +121,15 @@ class Placer {
       held.reserve = kDeviceReserveBytes;
       const bool last = d == last_device_;
       held.compute = DeviceCompute(d, kept_bytes);
-      if (last) held.backbone = sizes_.output_bytes;
+      if (last) held.backbone = sizes_.output_bytes - machine_.devices[d].RefusedOutputBytes(sizes_);
       for (; il < n_layers; ++il) {
         const LayerSizes& layer = sizes_.layers[il];
         const bool with_experts = layer.expert_bytes > 0 && il < end_of_kept;
         const bool is_whole = with_experts && TakesWhole(d, il);
         if (with_experts && !is_whole && options_.split_layers == SplitLayers::kNever) return false;
         const std::uint64_t experts = with_experts ? TakenBytes(d, il) : 0;
-        if (held.Total() + LayerBytes(layer) + experts > Capacity(d)) break;
-        held.backbone += layer.backbone_bytes;
+        if (held.Total() + LayerBytes(d, layer) + experts > Capacity(d)) break;
+        held.backbone += BackboneBytes(d, layer);
         held.kv += KvBytes(sizes_, layer, options_);
         held.state += StateBytes(layer, options_);
         held.experts += experts;
@@ -230,6 +232,8 @@ class Placer {
     layer.vram_parts.clear();
   }
 
+  const FastDevice& DeviceAt(int d) const { return machine_.devices[static_cast<std::size_t>(d)]; }
+
   // The host's share, then the experts that are left: RAM, swarm, disk.
   void PlaceRest() {
     Held& ram = place_.ram;
@@ -238,9 +242,14 @@ class Placer {
     if (cpu_only && !sizes_.tied_embeddings) ram.backbone += sizes_.output_bytes;
     if (cpu_only && sizes_.tied_embeddings) ram.backbone += sizes_.output_bytes - sizes_.embedding_bytes;
     if (cpu_only && machine_.amx) ram.backbone += sizes_.output_amx_bytes;
+    // With tied embeddings the output is then the embedding itself.
+    if (!cpu_only && !sizes_.tied_embeddings) ram.backbone += DeviceAt(place_.output_device).RefusedOutputBytes(sizes_);
     bool cpu_runs_layers = cpu_only;
     for (std::size_t i = 0; i < sizes_.layers.size(); ++i) {
-      if (place_.layers[i].device >= 0) continue;
+      if (place_.layers[i].device >= 0) {
+        ram.backbone += DeviceAt(place_.layers[i].device).RefusedBytes(sizes_.layers[i]);
+        continue;
+      }
       cpu_runs_layers = true;
       ram.backbone += sizes_.layers[i].backbone_bytes + (machine_.amx ? sizes_.layers[i].amx_bytes : 0);
       ram.kv += KvBytes(sizes_, sizes_.layers[i], options_);

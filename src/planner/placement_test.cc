@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "planner/predict.h"
 #include "planner/test_models.h"
 
 namespace linkcpp {
@@ -210,6 +211,33 @@ TEST(Placement, WhatADeviceDoesNotTakeStaysInRam) {
   const Placement whole = PlaceModel(sizes, machine, {.context = 8192, .split_layers = SplitLayers::kNever}, false);
   for (const LayerPlace& layer : whole.layers) EXPECT_TRUE(layer.vram_parts.empty());
   EXPECT_TRUE(whole.feasible);
+}
+
+TEST(Placement, AnOutputOrAMatrixThatADeviceDoesNotTakeStaysInRam) {
+  for (const char* const like : {"qwen3-30b", "lfm2-8b-a1b"}) {  // the second has tied embeddings
+    const ModelSizes sizes = test::SizesOf(like);
+    Machine machine;
+    machine.devices = {{.name = "GPU", .memory_bytes = 40 * kGib, .read_gbs = 500, .tflops = 30, .here = true}};
+    machine.ram_bytes = 64 * kGib;
+    machine.ram_gbs = 40;
+    const RunOptions options{.context = 8192};
+    const Placement all = PlaceModel(sizes, machine, options, false);
+    ASSERT_FALSE(sizes.layers[0].matrices.empty());
+    const PlainMatrix& query = sizes.layers[0].matrices.front();
+    std::uint64_t refused = sizes.output.bytes;
+    for (const LayerSizes& layer : sizes.layers) {
+      for (const PlainMatrix& matrix : layer.matrices) refused += matrix.kind == query.kind ? matrix.bytes : 0;
+    }
+    machine.devices[0].refuses = {sizes.output.kind, query.kind};
+    const Placement some = PlaceModel(sizes, machine, options, false);
+    EXPECT_EQ(some.devices[0].backbone + refused, all.devices[0].backbone) << like;
+    // With tied embeddings the output is the embedding, which is there already.
+    const std::uint64_t there = sizes.tied_embeddings ? sizes.output.bytes : 0;
+    EXPECT_EQ(some.ram.backbone + there, all.ram.backbone + refused) << like;
+    const double before = Predict(sizes, machine, options, all).decode.tokens_per_second;
+    machine.devices[0].refuses.clear();
+    EXPECT_LT(before, Predict(sizes, machine, options, all).decode.tokens_per_second) << "RAM is read more slowly";
+  }
 }
 
 // A layer of the 122B is 1.42 GiB: of 64 GiB it may stay free, of 24 GiB not.

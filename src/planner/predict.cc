@@ -104,10 +104,30 @@ class Predictor {
     return bytes > 0 ? static_cast<double>(sizes_.n_weights) / bytes : 1;
   }
 
+  // What its device does not compute with stays in RAM, and the CPU computes it.
+  std::uint64_t RefusedBytes(std::size_t il) const {
+    const int device = place_.layers[il].device;
+    return device < 0 ? 0 : machine_.devices[static_cast<std::size_t>(device)].RefusedBytes(sizes_.layers[il]);
+  }
+  bool TakesExperts(std::size_t il) const {
+    const int device = place_.layers[il].device;
+    return device >= 0 && std::ranges::all_of(sizes_.layers[il].expert_parts, [&](const auto& part) {
+             return machine_.devices[static_cast<std::size_t>(device)].Takes(part.kind);
+           });
+  }
+  void AddOutput(Sum& sum) const {  // one row
+    const int device = place_.output_device;
+    const std::uint64_t refused =
+        device < 0 ? 0 : machine_.devices[static_cast<std::size_t>(device)].RefusedOutputBytes(sizes_);
+    for (const auto& [engine, bytes] :
+         {std::pair(EngineOf(device), sizes_.output_bytes - refused), std::pair(EngineOf(-1), refused)}) {
+      sum.Add(engine.name, "bandwidth", Seconds(static_cast<double>(bytes), engine.gbs));
+    }
+  }
+
   Speed Decode(double fill) const {
     Sum sum;
-    const Engine output = EngineOf(place_.output_device);
-    sum.Add(output.name, "bandwidth", Seconds(static_cast<double>(sizes_.output_bytes), output.gbs));
+    AddOutput(sum);
     sum.Add("host", "steps", machine_.token_seconds);
     RunOptions one = options_;
     one.context = CellsPerSequence(sizes_, options_);
@@ -119,8 +139,10 @@ class Predictor {
       const bool measured = engine.is_cpu && HasDeltaNet(layer) && machine_.delta_net_seconds > 0;
       const auto state = measured ? 0 : static_cast<double>(kStatePasses * layer.recurrent_bytes);
       const double cache = fill * static_cast<double>(KvBytes(sizes_, layer, one));
+      const std::uint64_t refused = RefusedBytes(il);
+      sum.Add("RAM", "bandwidth", Seconds(static_cast<double>(refused), EngineOf(-1).gbs));
       sum.Add(engine.name, "bandwidth",
-              Seconds(static_cast<double>(layer.backbone_bytes), engine.gbs) + Seconds(state, engine.memory_gbs) +
+              Seconds(static_cast<double>(layer.backbone_bytes - refused), engine.gbs) + Seconds(state, engine.memory_gbs) +
                   Seconds(cache, engine.cache_gbs));
       if (engine.is_cpu) {
         const std::uint32_t n_steps = measured ? layer.n_steps - kDeltaNetSteps + kDeltaNetPlainSteps : layer.n_steps;
@@ -164,14 +186,16 @@ class Predictor {
   Speed Prefill() const {
     Sum sum;
     const double n = options_.n_batch;
-    const Engine output = EngineOf(place_.output_device);
-    sum.Add(output.name, "bandwidth", Seconds(static_cast<double>(sizes_.output_bytes), output.gbs));
+    AddOutput(sum);
     sum.Add("host", "steps", machine_.token_seconds > 0 ? machine_.token_seconds + n * kHostSecondsARow : 0);
     for (std::size_t il = 0; il < sizes_.layers.size(); ++il) {
       const LayerSizes& layer = sizes_.layers[il];
       const Engine engine = EngineOf(place_.layers[il].device);
       const bool last = il + 1 == sizes_.layers.size();
-      AddTrunk(sum, layer, engine, last);
+      const std::uint64_t refused = RefusedBytes(il);
+      AddProducts(sum, engine, layer.backbone_bytes - refused);
+      AddProducts(sum, EngineOf(-1), refused);
+      AddSteps(sum, layer, engine, last);
       if (layer.expert_bytes == 0) continue;
       const double rows = last ? 1 : n;
       const double touched =
@@ -184,8 +208,8 @@ class Predictor {
           const bool disk = place_.layers[il].experts == Tier::kDisk;
           const double source = disk ? machine_.disk_gbs : machine_.ram_gbs;
           const std::string what = disk ? "disk" : "RAM";
-          // llama.cpp copies them to the layer's device for a batch; with no device the CPU computes.
-          if (place_.layers[il].device >= 0 && place_.swarm_bytes == 0) {
+          // llama.cpp copies them to the layer's device for a batch, if that takes them; else the CPU computes.
+          if (TakesExperts(il) && place_.swarm_bytes == 0) {
             const double copying = Seconds(touched, std::min(source, machine_.link_gbs));
             sum.Add(source < machine_.link_gbs ? what : "copying to the device", "bandwidth", copying);
             sum.AddWork("VRAM", Seconds(touched, engine.gbs), flops / (engine.tflops * kTera));
@@ -210,15 +234,22 @@ class Predictor {
     return sum.Of(n);
   }
 
-  // All of a layer but its experts. A router's matrix counts twice, with the trunk and in router_seconds: it is small.
-  void AddTrunk(Sum& sum, const LayerSizes& layer, const Engine& engine, bool last) const {
+  // A batch times the matrices of a layer that are no experts. A router's counts twice, here and in router_seconds: it
+  // is small.
+  void AddProducts(Sum& sum, const Engine& engine, std::uint64_t matrices) const {
     const double n = options_.n_batch;
-    const auto trunk = static_cast<double>(layer.backbone_bytes);
+    const auto bytes = static_cast<double>(matrices);
     const BatchRates& batch = machine_.batch;
     const double computing = engine.is_cpu && batch.dense_gbs > 0
-                                 ? Seconds(trunk * n, batch.dense_gbs)
-                                 : n * trunk * 2 * WeightsPerByte() / (engine.tflops * kTera);
-    sum.AddWork(engine.name, Seconds(trunk, engine.gbs), computing);
+                                 ? Seconds(bytes * n, batch.dense_gbs)
+                                 : n * bytes * 2 * WeightsPerByte() / (engine.tflops * kTera);
+    sum.AddWork(engine.name, Seconds(bytes, engine.gbs), computing);
+  }
+
+  // What a layer on the CPU does beside its products.
+  void AddSteps(Sum& sum, const LayerSizes& layer, const Engine& engine, bool last) const {
+    const double n = options_.n_batch;
+    const BatchRates& batch = machine_.batch;
     if (!engine.is_cpu || batch.n_rows == 0) return;
     std::uint32_t n_steps = layer.n_steps;
     double seconds = 0;

@@ -4,8 +4,8 @@
 
 Runs llama-fit-params, which lays a model out without loading it, with exactly the arguments that `linkcpp plan` prints,
 for a device that holds everything and for one that holds half of the experts. Without --full two models and one context.
-For Vulkan vocabularies and experts are cut so that no tensor is larger than the 128 MB that lavapipe can bind; for the CPU they are
-as large as published.
+For Vulkan vocabularies and experts are cut so that no tensor is larger than the 128 MB that lavapipe can bind, and once more they are
+as large as published: llama.cpp leaves in RAM what the device does not take.
 """
 
 import concurrent.futures
@@ -112,6 +112,7 @@ def main():
             experts = plan(linkcpp, cut, "--vram", "none", "--ctx", "4096")["expert_bytes"]
             for context in contexts:
                 jobs.append((whole, f"{name} {context} CPU", ["--vram", "none", "--ctx", str(context)], False))
+                jobs.append((whole, f"{name} {context} Vulkan, as published", ["--vram", "Vulkan0=900GiB", "--ctx", str(context)], True))
                 jobs.append((cut, f"{name} {context} Vulkan, all on it", ["--vram", "Vulkan0=900GiB", "--ctx", str(context)], True))
                 backbone = plan(linkcpp, cut, "--vram", "Vulkan0=900GiB", "--ctx", str(context))["memory"][0]["total"] - experts
                 jobs.append((cut, f"{name} {context} Vulkan, half of the experts", ["--vram", f"Vulkan0={backbone + experts // 2 + (1 << 27)}", "--ctx", str(context)], True))
