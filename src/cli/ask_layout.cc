@@ -110,8 +110,10 @@ class LayoutAsker {
   }
   static ChildCommand CommandFor(const std::vector<PlannedDevice>& devices) {
     ChildCommand command{.argv = {ProgramBeside("linkcpp-layout"), "-"}, .timeout_s = kTimeoutS};
-    // When libllama aborts, ggml would call a debugger, which takes 20 s.
-    command.environment = {{"GGML_BACKEND_PATH", ""}, {"GGML_NO_BACKTRACE", "1"}};
+    // When libllama aborts, ggml would call a debugger, which takes 20 s. Recurrent states libllama gets and clears for
+    // every answer: in huge pages the 149 MiB of the 122B's take 0.03 s less than the 0.1 s they take in small ones.
+    command.environment = {
+        {"GGML_BACKEND_PATH", ""}, {"GGML_NO_BACKTRACE", "1"}, {"GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"}};
     if (std::ranges::none_of(devices, &PlannedDevice::here)) {  // looking for real ones takes longer than the answer
       command.environment.insert(
           command.environment.end(),

@@ -7,6 +7,7 @@
 #include <exception>
 #include <print>
 
+#include "base/plain_text.h"
 #include "cli/commands.h"
 #include "cli/model_option.h"
 #include "cli/usage.h"
@@ -16,7 +17,7 @@ namespace linkcpp {
 
 void ReportFault(CommandContext& context, const Fault& fault, bool json) {
   context.status = 1;
-  std::println(stderr, "linkcpp: {}", fault.text);
+  std::println(stderr, "linkcpp: {}", PlainLines(fault.text));
   if (json) std::println("{}", ErrorJson(fault.code, fault.text));
 }
 

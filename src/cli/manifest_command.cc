@@ -5,6 +5,7 @@
 #include <memory>
 #include <print>
 
+#include "base/write_json.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "gguf/manifest.h"
@@ -114,8 +115,7 @@ void Run(const Options& options, CommandContext& context) {
   const auto report = MakeReport(options, *model);
   if (!report) return ReportFault(context, report.error(), options.json);
   if (options.json) {
-    std::string text;
-    if (!glz::write<glz::opts{.prettify = true}>(*report, text)) std::println("{}", text);
+    std::println("{}", WriteJson<JsonLayout::kIndented>(*report));
     return;
   }
   std::println("model     {} ({}, {} in {} file{})", report->name, report->architecture, SizeText(report->file_bytes),

@@ -6,6 +6,7 @@
 #include <glaze/glaze.hpp>
 #include <print>
 
+#include "base/write_json.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/matrix_run.h"
@@ -35,7 +36,7 @@ void List(const Options& options, const std::vector<Contender>& contenders) {
   if (options.json) {
     std::vector<JsonContender> list;
     for (const Contender& contender : contenders) list.push_back({contender.id, contender.name, contender.missing});
-    std::println("{}", glz::write_json(list).value_or("[]"));
+    std::println("{}", WriteJson(list));
     return;
   }
   for (const Contender& contender : contenders) {
@@ -59,7 +60,7 @@ std::string WhatIsMissing(const MatrixReport& report, const std::string& id) {
 void Print(const Options& options, const MatrixReport& report, const std::vector<std::string>& required,
            CommandContext& context) {
   if (options.json) {
-    std::println("{}", glz::write_json(report).value_or("{}"));
+    std::println("{}", WriteJson(report));
   } else {
     std::print("{}", MatrixTable(report));
   }

@@ -9,13 +9,13 @@
 #include <print>
 #include <thread>
 
+#include "base/plain_text.h"
 #include "cli/beside.h"
 #include "cli/interrupt.h"
 #include "cli/matrix_cases.h"
 #include "cli/matrix_swarm.h"
 #include "cli/swarm_view.h"
 #include "cli/user_files.h"
-#include "coordinator/plain_text.h"
 #include "gguf/shard.h"
 #include "matrix/judge_group.h"
 #include "matrix/row_status.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/plain_text.h"
 #include "cli/swarm_view.h"
-#include "coordinator/plain_text.h"
 #include "matrix/run_job.h"
 #include "swarm/routing_table.h"
 

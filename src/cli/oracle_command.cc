@@ -8,6 +8,7 @@
 #include <iterator>
 #include <print>
 
+#include "base/write_json.h"
 #include "cli/commands.h"
 #include "oracle/dequantise.h"
 #include "oracle/metrics.h"
@@ -200,7 +201,7 @@ void AddOracleCommand(CLI::App& app, CommandContext& context) {
     const auto report = Run(*options, *given);
     if (!report.has_value()) return ReportFault(context, report.error(), options->json);
     if (options->json) {
-      std::println("{}", glz::write_json(*report).value_or("{}"));
+      std::println("{}", WriteJson(*report));
     } else {
       Print(*report);
     }

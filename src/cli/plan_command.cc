@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/plain_text.h"
 #include "cli/ask_layout.h"
 #include "cli/beside.h"
 #include "cli/commands.h"
@@ -85,7 +86,7 @@ Result<void> RunPlan(const PlanArguments& arguments) {
   if (!InterruptGuard::KeepGoing()) return Fail(FaultCode::kGone, "interrupted");
   assumptions.append_range(plan.assumptions);
   std::print("{}", arguments.json ? PlanJson(sizes, machine, wish, plan, assumptions)
-                                  : PlanText(sizes, machine, wish, plan, assumptions));
+                                  : PlainLines(PlanText(sizes, machine, wish, plan, assumptions)));
   return {};
 }
 

@@ -12,6 +12,7 @@
 #include <print>
 #include <thread>
 
+#include "base/write_json.h"
 #include "cli/beside.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
@@ -90,8 +91,7 @@ struct StopEvent {
 template <class Event, class... Args>
 void Say(bool json, const Event& event, std::format_string<Args...> format, Args&&... args) {
   if (json) {
-    std::string text;
-    if (!glz::write<glz::opts{}>(event, text)) std::println("{}", text);
+    std::println("{}", WriteJson(event));
   } else {
     std::println(format, std::forward<Args>(args)...);
   }

@@ -10,6 +10,7 @@
 #include <print>
 #include <thread>
 
+#include "base/write_json.h"
 #include "cli/commands.h"
 #include "cli/model_option.h"
 #include "cli/progress.h"
@@ -51,12 +52,6 @@ struct VerifyReport {
   std::string experts;
   std::string model_id;
 };
-
-template <class Report>
-void PrintJson(const Report& report) {
-  std::string text;
-  if (!glz::write<glz::opts{.prettify = true}>(report, text)) std::println("{}", text);
-}
 
 // ---- Ctrl-C while writing leaves no half file behind
 
@@ -140,7 +135,7 @@ void Run(const Options& options, CommandContext& context) {
   if (!options.verify.empty()) {
     const auto report = Verify(options);
     if (!report) return ReportFault(context, report.error(), options.json);
-    if (options.json) return PrintJson(*report);
+    if (options.json) return std::println("{}", WriteJson<JsonLayout::kIndented>(*report));
     std::println("{}: intact, {} slices (layers {}, experts {}), {} of experts", report->path, report->slices,
                  report->layers, report->experts, SizeText(report->expert_bytes));
     return;
@@ -152,7 +147,7 @@ void Run(const Options& options, CommandContext& context) {
   }
   const auto report = Cut(options);
   if (!report) return ReportFault(context, report.error(), options.json);
-  if (options.json) return PrintJson(*report);
+  if (options.json) return std::println("{}", WriteJson<JsonLayout::kIndented>(*report));
   std::println("{}: {} slices (layers {}, experts {}), {} in {:.2f} s", report->path, report->slices, report->layers,
                report->experts, SizeText(report->size_bytes), report->seconds);
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/write_json.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "synth/plan.h"
@@ -60,12 +61,6 @@ bool ShowProgress(std::uint64_t done, std::uint64_t total) {
   return InterruptGuard::KeepGoing();
 }
 
-template <class Value>
-void PrintJson(const Value& value) {
-  std::string text;
-  if (!glz::write<glz::opts{.prettify = true}>(value, text)) std::println("{}", text);
-}
-
 void RunList(const SynthArguments& arguments, CommandContext& context) {
   std::vector<ListRow> rows;
   for (const Geometry& g : KnownGeometries()) {
@@ -83,7 +78,7 @@ void RunList(const SynthArguments& arguments, CommandContext& context) {
                     .experts = g.n_experts,
                     .experts_used = g.n_used});
   }
-  if (arguments.json) return PrintJson(rows);
+  if (arguments.json) return std::println("{}", WriteJson<JsonLayout::kIndented>(rows));
   std::println("{:18} {:12} {:>9} {:>7} {:>9} {:>10} {:>10}", "name", "architecture", "billions", "layers", "experts",
                "GB", "experts GB");
   for (const ListRow& row : rows) {
@@ -142,7 +137,7 @@ void Run(const SynthArguments& arguments, CommandContext& context) {
                            .skeleton = arguments.skeleton,
                            .seed = arguments.seed,
                            .seconds = outcome->seconds};
-  if (arguments.json) return PrintJson(report);
+  if (arguments.json) return std::println("{}", WriteJson<JsonLayout::kIndented>(report));
   std::println("{}: {}{}, {} layers, {} experts of which {} are used, {} tokens, {}", report.file,
                report.skeleton ? "skeleton of " : "like ", report.model, report.layers, report.experts,
                report.experts_used, report.vocabulary, report.type);

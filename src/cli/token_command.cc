@@ -7,10 +7,11 @@
 #include <memory>
 #include <print>
 
+#include "base/plain_text.h"
+#include "base/write_json.h"
 #include "cli/beside.h"
 #include "cli/commands.h"
 #include "coordinator/kept.h"
-#include "coordinator/plain_text.h"
 #include "coordinator/state_folder.h"
 #include "coordinator/token_store.h"
 #include "wire/control.h"
@@ -33,12 +34,6 @@ struct NewReport {
 struct ListReport {
   std::vector<TokenInfo> tokens;
 };
-
-template <class T>
-void PrintJson(const T& value) {
-  std::string text;
-  if (!glz::write<glz::opts{.prettify = true}>(value, text)) std::println("{}", text);
-}
 
 std::string DateText(std::int64_t unix_s) {
   return std::format("{:%F %R} UTC", std::chrono::sys_seconds(std::chrono::seconds(unix_s)));
@@ -63,7 +58,7 @@ Result<void> New(const Options& options) {
   ASSIGN_OR_RETURN(const auto store, OpenStore(options));
   ASSIGN_OR_RETURN(const auto fresh, store->New(options.name));
   if (options.json) {
-    PrintJson(NewReport{fresh.info.id, fresh.info.name, fresh.token});
+    std::println("{}", WriteJson<JsonLayout::kIndented>(NewReport{fresh.info.id, fresh.info.name, fresh.token}));
     return {};
   }
   std::println("id     {}\nname   {}\ntoken  {}", fresh.info.id, fresh.info.name, fresh.token);
@@ -84,7 +79,7 @@ Result<void> List(const Options& options) {
     ASSIGN_OR_RETURN(tokens, store->List());
   }
   if (options.json) {
-    PrintJson(ListReport{std::move(tokens)});
+    std::println("{}", WriteJson<JsonLayout::kIndented>(ListReport{std::move(tokens)}));
     return {};
   }
   if (tokens.empty()) return {};
@@ -102,7 +97,7 @@ Result<void> Revoke(const Options& options) {
   if (store == nullptr) return Fail(FaultCode::kRefused, "there is no token {}: {} has none", options.id, where);
   ASSIGN_OR_RETURN(const TokenInfo token, store->Revoke(options.id));
   if (options.json) {
-    PrintJson(token);
+    std::println("{}", WriteJson<JsonLayout::kIndented>(token));
   } else {
     std::println("revoked {} ({})", token.id, PlainText(token.name));
   }

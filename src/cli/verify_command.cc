@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/log.h"
+#include "base/write_json.h"
 #include "cli/commands.h"
 #include "cli/expert_computer.h"
 #include "cli/swarm_view.h"
@@ -349,7 +350,7 @@ void AddVerifyExpert(CLI::App& verify, CommandContext& context) {
     const auto report = Run(*options, *given, *log);
     if (!report.has_value()) return ReportFault(context, report.error(), options->json);
     if (options->json) {
-      std::println("{}", glz::write_json(*report).value_or("{}"));
+      std::println("{}", WriteJson(*report));
     } else {
       Print(*report);
     }

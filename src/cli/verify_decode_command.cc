@@ -4,6 +4,7 @@
 #include <memory>
 #include <print>
 
+#include "base/write_json.h"
 #include "cli/commands.h"
 #include "cli/count_text.h"
 #include "cli/usage.h"
@@ -106,7 +107,7 @@ void AddVerifyDecode(CLI::App& verify, CommandContext& context) {
     const auto report = VerifyDecode(*options, *log);
     if (!report) return ReportFault(context, report.error(), options->json);
     if (options->json) {
-      std::println("{}", glz::write_json(*report).value_or("{}"));
+      std::println("{}", WriteJson(*report));
     } else {
       Print(*report);
     }

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "coordinator/plain_text.h"
+#include "base/plain_text.h"
 
 namespace linkcpp {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <glaze/json.hpp>
 
+#include "base/write_json.h"
 #include "coordinator/state_folder.h"
 
 namespace linkcpp {
@@ -12,9 +13,7 @@ constexpr const char* kServeFile = "serve.json";
 
 template <class T>
 Result<void> Save(const std::string& path, const T& value) {
-  std::string text;
-  if (glz::write<glz::opts{}>(value, text)) return Fail(FaultCode::kLocal, "{}: cannot be written as JSON", path);
-  return WriteSecretFile(path, text + "\n");
+  return WriteSecretFile(path, WriteJson(value) + "\n");
 }
 
 template <class T>

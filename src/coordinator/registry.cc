@@ -5,8 +5,8 @@
 #include <ranges>
 #include <utility>
 
+#include "base/plain_text.h"
 #include "coordinator/bounds.h"
-#include "coordinator/plain_text.h"
 #include "coordinator/random_text.h"
 #include "coordinator/status_text.h"
 #include "gguf/slab_hash.h"

@@ -313,7 +313,8 @@ TEST_F(RegistryTest, AFileWithOneWrongSlabIsRefusedByName) {
 TEST_F(RegistryTest, EveryPartOfTheLayersIsProbed) {
   for (int round = 0; round < 20; ++round) {
     std::set<std::uint16_t> layers;
-    for (const SlabProbe& probe : registry_.Attach(Backbone(), caller_).value().wanted_probes) layers.insert(probe.layer);
+    for (const SlabProbe& probe : registry_.Attach(Backbone(), caller_).value().wanted_probes)
+      layers.insert(probe.layer);
     EXPECT_THAT(layers, testing::ElementsAre(0, 1, 2, 3)) << "austen-moe has four layers, four slabs are asked for";
   }
 }

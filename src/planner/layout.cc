@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <glaze/glaze.hpp>
 
+#include "base/write_json.h"
+
 namespace linkcpp {
 namespace {
 
 struct Refusal {
   std::string refused;
 };
-
-template <class T>
-std::string Written(const T& value) {
-  return glz::write_json(value).value_or("null");
-}
 
 template <class T>
 Result<T> Read(std::string_view json, std::string_view what) {
@@ -30,16 +27,16 @@ Result<T> Read(std::string_view json, std::string_view what) {
 }  // namespace
 
 std::string ToJson(const LayoutRequest& request) {
-  return Written(request);
+  return WriteJson(request);
 }
 Result<LayoutRequest> ParseLayoutRequest(std::string_view json) {
   return Read<LayoutRequest>(json, "a request to lay out a model");
 }
 std::string ToJson(const std::vector<LaidOut>& laid_out) {
-  return Written(laid_out);
+  return WriteJson(laid_out);
 }
 std::string RefusalJson(std::string_view why) {
-  return Written(Refusal{.refused = std::string(why)});
+  return WriteJson(Refusal{.refused = std::string(why)});
 }
 Result<std::vector<LaidOut>> ParseLaidOut(std::string_view json) {
   if (json.starts_with('{')) {

@@ -24,7 +24,7 @@ struct FastDevice {
   std::vector<WeightKind> refuses = {};  // that it does not compute with, so that llama.cpp would leave them in RAM
 
   bool Takes(const WeightKind& kind) const { return !std::ranges::contains(refuses, kind); }
-  std::uint64_t RefusedBytes(const LayerSizes& layer) const;       // of all but its experts
+  std::uint64_t RefusedBytes(const LayerSizes& layer) const;  // of all but its experts
   std::uint64_t RefusedOutputBytes(const ModelSizes& sizes) const;
 };
 

@@ -35,10 +35,10 @@ struct PlainMatrix {
 
 struct LayerSizes {
   std::uint32_t layer = 0;
-  std::uint64_t backbone_bytes = 0;  // attention, norms, router, shared expert, a dense layer's FFN
+  std::uint64_t backbone_bytes = 0;   // attention, norms, router, shared expert, a dense layer's FFN
   std::vector<PlainMatrix> matrices;  // those of backbone_bytes that every token is multiplied with
-  std::uint64_t amx_bytes = 0;       // by how much its matrices grow when ggml packs them for a processor with AMX
-  std::uint64_t expert_bytes = 0;    // routed experts with biases and scales; 0: a dense layer
+  std::uint64_t amx_bytes = 0;        // by how much its matrices grow when ggml packs them for a processor with AMX
+  std::uint64_t expert_bytes = 0;     // routed experts with biases and scales; 0: a dense layer
   std::uint64_t expert_elements = 0;
   std::uint64_t slice_bytes = 0;  // one expert
   std::uint64_t largest_expert_tensor_bytes = 0;

@@ -142,8 +142,8 @@ class Predictor {
       const std::uint64_t refused = RefusedBytes(il);
       sum.Add("RAM", "bandwidth", Seconds(static_cast<double>(refused), EngineOf(-1).gbs));
       sum.Add(engine.name, "bandwidth",
-              Seconds(static_cast<double>(layer.backbone_bytes - refused), engine.gbs) + Seconds(state, engine.memory_gbs) +
-                  Seconds(cache, engine.cache_gbs));
+              Seconds(static_cast<double>(layer.backbone_bytes - refused), engine.gbs) +
+                  Seconds(state, engine.memory_gbs) + Seconds(cache, engine.cache_gbs));
       if (engine.is_cpu) {
         const std::uint32_t n_steps = measured ? layer.n_steps - kDeltaNetSteps + kDeltaNetPlainSteps : layer.n_steps;
         sum.Add(engine.name, "steps",

@@ -1,5 +1,6 @@
 #include <glaze/glaze.hpp>
 
+#include "base/write_json.h"
 #include "planner/report.h"
 
 namespace linkcpp {
@@ -104,9 +105,7 @@ std::string PlanJson(const ModelSizes& sizes, const Machine& machine, const Plan
   json.environment.insert(plan.wiring.environment.begin(), plan.wiring.environment.end());
   json.command = plan.wiring.command;
   json.assumptions.assign(assumptions.begin(), assumptions.end());
-  std::string text;
-  if (glz::write<glz::opts{.prettify = true}>(json, text)) return "{}\n";
-  return text + "\n";
+  return WriteJson<JsonLayout::kIndented>(json) + "\n";
 }
 
 }  // namespace linkcpp

@@ -1,6 +1,8 @@
 // All of glaze's templates are compiled here and nowhere else.
 #include "wire/control.h"
 
+#include "base/write_json.h"
+
 #if defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wconversion"
@@ -31,17 +33,11 @@ struct ReadOptions : glz::opts {
 };
 constexpr ReadOptions kRead{{.null_terminated = false, .error_on_unknown_keys = false}};
 
-struct WriteOptions : glz::opts {
-  bool escape_control_characters = true;
-};
-
 }  // namespace
 
 template <class T>
 std::string ToJson(const T& value) {
-  std::string text;
-  if (glz::write<WriteOptions{}>(value, text)) return "{}";  // only types that cannot be written fail, and none is here
-  return text;
+  return WriteJson(value);
 }
 
 template <class T>

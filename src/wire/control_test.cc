@@ -83,6 +83,14 @@ TEST(Control, FiguresThatAreNotNumbersDoNotSpoilAReport) {
   EXPECT_EQ(back->node_id, "n");
 }
 
+TEST(Control, WhateverAPeerIsCalledItIsJson) {
+  StatusReply status = SomeStatus();
+  status.model_name = "\x1b[2J\x01\n\"\xff";
+  const std::string json = ToJson(status);
+  EXPECT_THAT(json, HasSubstr(R"("\u001B[2J\u0001\n\"?")"));
+  EXPECT_EQ(FromJson<StatusReply>(json).value().model_name, "\x1b[2J\x01\n\"?");
+}
+
 TEST(Control, DeepNestingAndRandomTextEndInAFault) {
   EXPECT_FALSE(FromJson<StatusReply>(std::string(1'000'000, '[')).has_value());
   EXPECT_FALSE(FromJson<StatusReply>(R"({"unknown":)" + std::string(1'000'000, '[')).has_value());

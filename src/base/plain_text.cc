@@ -1,6 +1,8 @@
-#include "coordinator/plain_text.h"
+#include "base/plain_text.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <ranges>
 
 namespace linkcpp {
 namespace {
@@ -33,6 +35,7 @@ bool IsControl(std::string_view character) {
 
 std::string PlainText(std::string_view text, std::size_t max_bytes) {
   std::string plain;
+  plain.reserve(std::min(text.size(), max_bytes));
   while (!text.empty()) {
     const std::size_t n_bytes = CharacterBytes(text);
     std::string_view character = text.substr(0, n_bytes);
@@ -44,6 +47,16 @@ std::string PlainText(std::string_view text, std::size_t max_bytes) {
     }
     if (plain.size() + character.size() > max_bytes) break;
     plain += character;
+  }
+  return plain;
+}
+
+std::string PlainLines(std::string_view text) {
+  std::string plain;
+  plain.reserve(text.size());
+  for (const auto line : std::views::split(text, '\n')) {
+    if (line.begin() != text.begin()) plain += '\n';
+    plain += PlainText(std::string_view(line), std::string::npos);
   }
   return plain;
 }

@@ -1,4 +1,4 @@
-#include "coordinator/plain_text.h"
+#include "base/plain_text.h"
 
 #include <gtest/gtest.h>
 
@@ -25,6 +25,13 @@ TEST(PlainText, BytesThatAreNoTextBecomeQuestionMarks) {
   EXPECT_EQ(PlainText("\xe0\x80\xaf"), "???");       // overlong
   EXPECT_EQ(PlainText("\xed\xa0\x80"), "???");       // a surrogate
   EXPECT_EQ(PlainText("\xf4\x90\x80\x80"), "????");  // past U+10FFFF
+}
+
+TEST(PlainText, LinesStayLines) {
+  EXPECT_EQ(PlainLines("a\x1b[1mb\r\n\nc\xff\n"), "a [1mb \n\nc?\n");
+  EXPECT_EQ(PlainLines(std::string(1000, 'x')).size(), 1000u);
+  EXPECT_EQ(PlainLines(""), "");
+  EXPECT_EQ(PlainLines("\n"), "\n");
 }
 
 TEST(PlainText, ItIsCutBetweenCharacters) {
